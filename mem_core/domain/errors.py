@@ -1,0 +1,120 @@
+"""The one error tree. Every error of MEM has an exit code, a Prefect state and a remedy.
+
+MemError
+├── RequestError        64  the request is wrong in itself
+├── DataError           66  data missing, empty, unreadable or with bad rows
+├── EnvironmentUnfit    69  the machine cannot run it, for a reason that the doctor names
+├── InternalError       70  a bug of ours
+├── StoreUnavailable    73  store full or not writable
+├── NoValidCheckpoint   74  checkpoints exist and none is valid
+├── Interrupted         75  stopped on purpose, resumable by the same command
+├── RunHeld             76  another writer holds the run
+├── MemoryExhausted     78  the memory ladder has no rung left
+├── NoProgress          79  no validated progress after the allowed restarts
+└── PolicyRefused       80  the policy engine said no
+"""
+
+from typing import ClassVar
+
+
+class MemError(Exception):
+    """An ending that MEM foresaw. `str(error)` is one message: what, which value, which bound, the way out.
+
+    `field`, `value` and `bound` name the offender where there is one; `remedy` is a sentence that says what to do.
+    Survives pickling, since it crosses process boundaries.
+    """
+
+    exit_code: ClassVar[int] = 70
+    prefect_state: ClassVar[str] = "Failed"
+
+    def __init__(self, problem: str, *, remedy: str, field: str = "", value: object = None, bound: str = "") -> None:
+        self.problem = problem
+        self.remedy = remedy
+        self.field = field
+        self.value = None if value is None else str(value)[:200]
+        self.bound = bound
+        super().__init__(self._message())
+
+    def _message(self) -> str:
+        where = f"{self.field}: " if self.field else ""
+        got = f" (got {self.value})" if self.value is not None else ""
+        bound = f"; allowed: {self.bound}" if self.bound else ""
+        return f"{where}{self.problem}{got}{bound}. {self.remedy}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        keywords = {"remedy": self.remedy, "field": self.field, "value": self.value, "bound": self.bound}
+        return (_rebuild, (type(self), self.problem, keywords))
+
+
+def _rebuild(kind: type[MemError], problem: str, keywords: dict[str, str]) -> MemError:
+    return kind(problem, remedy=keywords["remedy"], field=keywords["field"], value=keywords["value"], bound=keywords["bound"])
+
+
+class RequestError(MemError):
+    """The request is wrong in itself."""
+
+    exit_code = 64
+
+
+class DataError(MemError):
+    """Data missing, empty, unreadable or with bad rows."""
+
+    exit_code = 66
+
+
+class EnvironmentUnfit(MemError):
+    """The machine cannot run the request, for a reason that the doctor names."""
+
+    exit_code = 69
+
+
+class InternalError(MemError):
+    """A bug of ours."""
+
+    exit_code = 70
+
+
+class StoreUnavailable(MemError):
+    """The store is full, read-only or away."""
+
+    exit_code = 73
+
+
+class NoValidCheckpoint(MemError):
+    """Checkpoints exist and none of them is valid; MEM never starts at 0 in silence."""
+
+    exit_code = 74
+
+
+class Interrupted(MemError):
+    """Stopped on purpose; the same command goes on."""
+
+    exit_code = 75
+    prefect_state = "Cancelled"
+
+
+class RunHeld(MemError):
+    """Another writer holds the run."""
+
+    exit_code = 76
+
+
+class MemoryExhausted(MemError):
+    """No rung of the memory ladder is left."""
+
+    exit_code = 78
+
+
+class NoProgress(MemError):
+    """The validated step has not advanced over the allowed restarts."""
+
+    exit_code = 79
+
+
+class PolicyRefused(MemError):
+    """The policy engine refused the request."""
+
+    exit_code = 80
+
+
+EXIT_CODE_COMPLETED = 0

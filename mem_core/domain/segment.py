@@ -1,0 +1,132 @@
+"""How a segment ended: a closed union, classified once at the edge, each member with its evidence."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mem_core.domain.units import Value
+
+Phase = Literal[
+    "start", "op_build", "calibrate", "restore", "first_step", "forward", "backward", "step", "save", "evaluate", "data", "idle", "validate"
+]
+
+
+class Evidence(Value):
+    """What was seen from outside when something went wrong."""
+
+    rank: int | None = None
+    phase: Phase | None = None
+    batch_index: int | None = None
+    exception: str = ""
+    exit_code: int | None = None
+    signal: str = ""
+    peak_bytes: int | None = None
+    limit_bytes: int | None = None
+    last_lines: tuple[str, ...] = ()
+    stacks: str = ""
+
+
+class SegmentCompleted(Value):
+    """All steps up to `to_step` were applied and the state is staged for commit."""
+
+    kind: Literal["completed"] = "completed"
+    from_step: int
+    to_step: int
+    batch_index: int
+    skipped_steps: int = 0
+    loss_first: float
+    loss_last: float
+    tokens: int
+    duration_s: float
+    peak_bytes: int = 0
+    trajectory_digest: str
+    weights_digest: str = ""
+
+
+class OutOfMemory(Value):
+    """A real allocation failure, or a kill that looks like one."""
+
+    kind: Literal["out_of_memory"] = "out_of_memory"
+    memory: Literal["device", "host"]
+    evidence: Evidence
+
+
+class WorkerLost(Value):
+    """A rank process ended that should not have: signal, exit, or never started."""
+
+    kind: Literal["worker_lost"] = "worker_lost"
+    cause: str
+    evidence: Evidence
+
+
+class Hung(Value):
+    """No heartbeat within the deadline of the phase."""
+
+    kind: Literal["hung"] = "hung"
+    waited_s: float
+    evidence: Evidence
+
+
+class NonFinite(Value):
+    """Loss, gradient or weights are not finite numbers."""
+
+    kind: Literal["non_finite"] = "non_finite"
+    what: Literal["loss", "gradient", "weights", "loss_scale", "loss_spike"]
+    batch_index: int
+    sample_ids: tuple[int, ...] = ()
+    evidence: Evidence = Evidence()
+
+
+class WorkerError(Value):
+    """An exception in a rank that is none of the other kinds."""
+
+    kind: Literal["worker_error"] = "worker_error"
+    evidence: Evidence
+
+
+class SaveFailed(Value):
+    """The state could not be written or committed (disk full, store away)."""
+
+    kind: Literal["save_failed"] = "save_failed"
+    evidence: Evidence
+
+
+class SegmentInterrupted(Value):
+    """Asked to stop; `to_step` is the last applied step that was staged."""
+
+    kind: Literal["interrupted"] = "interrupted"
+    by: str
+    to_step: int
+
+
+SegmentOutcome = Annotated[
+    SegmentCompleted | OutOfMemory | WorkerLost | Hung | NonFinite | WorkerError | SaveFailed | SegmentInterrupted,
+    Field(discriminator="kind"),
+]
+SegmentFailure = OutOfMemory | WorkerLost | Hung | NonFinite | WorkerError | SaveFailed
+
+
+def describe_failure(failure: SegmentFailure) -> str:
+    """One line for people: what, where, with which numbers."""
+    evidence = failure.evidence
+    where = "".join(
+        (
+            f" rank {evidence.rank}" if evidence.rank is not None else "",
+            f" in {evidence.phase}" if evidence.phase else "",
+            f" at batch {evidence.batch_index}" if evidence.batch_index is not None else "",
+        )
+    )
+    match failure:
+        case OutOfMemory():
+            what = f"out of {failure.memory} memory"
+        case WorkerLost():
+            what = f"worker lost ({failure.cause})"
+        case Hung():
+            what = f"no heartbeat for {failure.waited_s:.1f} s"
+        case NonFinite():
+            what = f"{failure.what} not finite at batch {failure.batch_index}"
+        case WorkerError():
+            what = "error in the worker"
+        case SaveFailed():
+            what = "save failed"
+    return f"{what}{':' if where else ''}{where}{' (' + evidence.exception + ')' if evidence.exception else ''}"
