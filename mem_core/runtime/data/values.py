@@ -1,0 +1,61 @@
+"""What data preparation tells: progress while it works, and the prepared data at the end."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from mem_core.domain.request import DataSection
+from mem_core.domain.units import Value
+
+MAX_BAD_ROWS_KEPT = 100
+
+
+class PrepareProgress(Value):
+    """How far preparation is. `bytes_total` is known from the start and counts the bytes of the files."""
+
+    phase: Literal["hashing", "tokenizing"]
+    bytes_done: int = 0
+    bytes_total: int = 0
+    rows: int = Field(0, description="Documents read so far.")
+    tokens: int = 0
+    bad_rows: int = 0
+
+
+OnProgress = Callable[[PrepareProgress], None]
+
+
+class PreparedData(Value):
+    """Token shards on local disk, ready for `TokenDataset.open`. Equal fingerprints mean equal samples under equal ids."""
+
+    fingerprint: str
+    train_dir: str
+    validation_dir: str | None
+    num_samples: int = Field(description="Training rows: sequences of at most sequence_length tokens.")
+    num_tokens: int = Field(description="Tokens in the training rows.")
+    trained_tokens: int = Field(description="Label positions that count in the training rows, after the shift.")
+    num_documents: int = Field(description="Documents read, training and validation.")
+    longest_tokens: int = Field(description="Tokens of the longest training row.")
+    bad_rows: tuple[str, ...] = Field((), description="file:line: reason, the first hundred.")
+    num_bad_rows: int = 0
+    dropped_rows: dict[str, int] = Field({}, description="Rows that are fine but not trained on, by kind.")
+    pad_token_id: int
+    eos_token_id: int | None
+    vocab_size: int = Field(description="Size of the tokenizer's vocabulary.")
+    from_cache: bool = False
+    num_validation_samples: int = 0
+    max_token_id: int = 0
+    num_files: int = 0
+    size_bytes: int = Field(0, description="Bytes of the source files.")
+    notes: tuple[str, ...] = Field((), description="What a person should know: empty files, missing masks, no validation rows.")
+
+
+class PrepareJob(Value):
+    """What the tokenising process is asked to do."""
+
+    data: DataSection
+    tokenizer_source: str
+    vocab_size: int | None
+    cache_dir: Path
+    parent_pid: int
