@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from mem_core.domain.plan import Hyperparams, MemoryPlanChange
 from mem_core.domain.units import Value
 
 RunStatus = Literal["completed", "interrupted", "failed", "running"]
@@ -52,7 +53,7 @@ class MemorySummary(Value):
     peak_bytes: int = 0
     budget_bytes: int = 0
     binding_limit: str = ""
-    plan_changes: tuple[dict[str, Any], ...] = Field((), description="Each change of the micro-batch plan, with its reason.")
+    plan_changes: tuple[dict[str, Any], ...] = Field(default=(), description="Each change of the micro-batch plan, with its reason.")
 
 
 class RunResult(Value):
@@ -82,3 +83,50 @@ class RunResult(Value):
     device: str = ""
     report_url: str = ""
     run_folder: str = ""
+
+
+class RepeatedFailure(Value):
+    """The same kind of failure at the same batch, `count` times in a row: from 2 on, the batch itself is under suspicion."""
+
+    kind: str
+    batch_index: int
+    count: int = 1
+
+
+class DecidedSegment(Value):
+    """What the policy engine decided for one segment; replayed when the segment is done again."""
+
+    segment_index: int
+    from_step: int
+    until_step: int
+    hyperparams: Hyperparams
+    allow: bool = True
+    reason: str = ""
+
+
+class RunState(Value):
+    """Where a run is, as its journal tells it. What to resume from is decided by the checkpoints on disk, not by this.
+
+    `batch_index == applied_steps + skipped_steps` (I3). `highest_step` is the highest step ever done, also in work that was
+    lost, so that redone seconds can be told from productive ones. `failures_without_progress` counts failed segments since the
+    validated step last rose above every earlier one; an attempt that follows an orderly end starts the count anew, since
+    somebody chose to go on. `kills_without_progress` counts attempts that ended without a word in the same span.
+    """
+
+    attempt: int = 0
+    last_status: RunStatus = "running"
+    applied_steps: int = 0
+    batch_index: int = 0
+    skipped_steps: int = 0
+    tokens: int = 0
+    highest_step: int = 0
+    newest_validated_step: int | None = None
+    newest_committed_step: int | None = None
+    failures_without_progress: int = 0
+    kills_without_progress: int = 0
+    repeated_failure: RepeatedFailure | None = None
+    memory_plan_changes: tuple[MemoryPlanChange, ...] = ()
+    decided: tuple[DecidedSegment, ...] = Field(default=(), description="The last decision of each segment, by segment_index.")
+    restarts: int = 0
+    ooms_absorbed: int = 0
+    ooms_fatal: int = 0

@@ -97,6 +97,14 @@ class SegmentInterrupted(Value):
     kind: Literal["interrupted"] = "interrupted"
     by: str
     to_step: int
+    batch_index: int | None = None
+    loss_first: float | None = None
+    loss_last: float | None = None
+    tokens: int = 0
+    duration_s: float = 0.0
+    peak_bytes: int = 0
+    trajectory_digest: str = ""
+    weights_digest: str = ""
 
 
 SegmentOutcome = Annotated[
