@@ -44,8 +44,143 @@ class EnvironmentReport(Value):
     memory: tuple[MemoryBudget, ...]
     estimates_bytes: dict[str, int] = Field({}, description="Predicted sizes: parameters, training peak, checkpoint, ...")
     findings: tuple[Finding, ...]
+    num_ranks: int = 1
+    micro_batch_rows: int = Field(1, description="Rows per forward pass and rank that the memory estimate was made for.")
+    max_build_jobs: int = Field(1, description="Compilers that may run at the same time (MAX_JOBS).")
+    stale_locks: tuple[str, ...] = Field((), description="Op-build lock files that the prepare step removes.")
 
     @property
     def failures(self) -> tuple[Finding, ...]:
         """Findings that stop the run."""
         return tuple(finding for finding in self.findings if finding.severity == "failure")
+
+
+class ModelNumbers(Value):
+    """The sizes of a model that the doctor calculates with."""
+
+    num_parameters: int = Field(ge=1, description="Unique parameters; tied weights once.")
+    num_trainable_parameters: int | None = Field(None, ge=1, description="Parameters that are trained; None means all.")
+    num_layers: int = Field(ge=1)
+    hidden_size: int = Field(ge=1)
+    intermediate_size: int = Field(0, ge=0, description="Width of the MLP; 0 means 4 x hidden_size.")
+    vocab_size: int = Field(ge=1, description="Rows of the embedding.")
+    num_heads: int = Field(1, ge=1)
+    num_kv_heads: int | None = Field(None, ge=1, description="None means num_heads.")
+    max_positions: int | None = Field(None, ge=1, description="Longest sequence that the model takes; None means no limit is stated.")
+    tokenizer_vocab_size: int | None = Field(None, ge=1, description="Number of tokens, added ones included; None means unknown.")
+    tied: bool = False
+
+
+class DataFile(Value):
+    """One input file as a first look saw it. `problem` is empty when its first bytes could be read."""
+
+    path: str
+    size_bytes: int = Field(0, ge=0)
+    problem: str = ""
+
+
+class DataNumbers(Value):
+    """A first look at the data; the row-by-row check belongs to the data preparer."""
+
+    files: tuple[DataFile, ...] = ()
+    problems: tuple[str, ...] = Field((), description="Patterns that match nothing, stores that do not answer.")
+    longest_row_tokens: int | None = Field(None, ge=1, description="Longest admissible row; None means sequence_length.")
+
+
+class DeviceReading(Value):
+    """One accelerator."""
+
+    name: str
+    total_bytes: int = 0
+    free_bytes: int = 0
+    capability: str = ""
+    bfloat16: bool = True
+
+
+class AcceleratorObservation(Value):
+    """What torch says about CUDA; `reason` is torch's own words when there is none."""
+
+    available: bool
+    reason: str = ""
+    devices: tuple[DeviceReading, ...] = ()
+    nccl: bool = False
+
+
+class FolderObservation(Value):
+    """Room on the filesystem of a folder; None where it has no such limit."""
+
+    path: str
+    total_bytes: int
+    free_bytes: int
+    free_inodes: int | None = None
+
+
+class StoreObservation(Value):
+    """The result of writing, reading and deleting a probe file. `problem` is empty when all three worked."""
+
+    location: str
+    local: bool = True
+    relative: bool = Field(False, description="The request gave a relative path, resolved here.")
+    endpoint: str = ""
+    problem: str = ""
+
+
+class LockObservation(Value):
+    """A `lock` file of an op build."""
+
+    path: str
+    age_s: float
+    stale: bool
+    reason: str = ""
+
+
+class BuildObservation(Value):
+    """What building and loading DeepSpeed's ops would find."""
+
+    folder: str
+    folder_writable: bool = True
+    compiler: str = Field("", description="The C++ compiler that runs; empty when none does.")
+    compiler_problem: str = ""
+    ninja: str = Field("", description="The version that ninja printed; empty when it does not run.")
+    ninja_problem: str = ""
+    built_ops: tuple[str, ...] = Field((), description="Ops whose compiled library is there and can be opened.")
+    broken_ops: tuple[str, ...] = Field((), description="Ops whose compiled library is there and cannot be opened, with why.")
+    locks: tuple[LockObservation, ...] = ()
+
+
+class HolderObservation(Value):
+    """Who holds the run, from its lease."""
+
+    owner: str
+    attempt: int
+    alive: bool
+    expires_in_s: float | None = None
+
+
+class SavedRun(Value):
+    """What an earlier attempt of the same run left behind: resume has to fit it."""
+
+    num_ranks: int
+    zero_stage: int
+    step: int
+    checkpoint_bytes: int = 0
+
+
+class MachineObservations(Value):
+    """Everything the doctor decides on, gathered at the edge; nothing here is a judgement."""
+
+    num_cores: int = Field(ge=1, description="Cores that this process may use: affinity and CPU quota included.")
+    cpu_flags: tuple[str, ...] = ()
+    versions: dict[str, str] = {}
+    accelerator: AcceleratorObservation
+    host_limits: dict[str, int] = Field({}, description="Bytes still available under each limit of resident host memory, by name.")
+    address_space_limits: dict[str, int] = Field({}, description="Bytes left under RLIMIT_AS and RLIMIT_DATA; counted in address space.")
+    pids_left: int | None = Field(None, description="Processes and threads that may still be started; None means no limit.")
+    store: StoreObservation
+    store_folder: FolderObservation | None = Field(None, description="None for remote stores.")
+    shared_memory: FolderObservation | None = Field(None, description="/dev/shm; None when it is missing.")
+    build: BuildObservation
+    holder: HolderObservation | None = None
+    saved: SavedRun | None = None
+    leftovers: tuple[str, ...] = Field((), description="Processes of earlier attempts of this run that are still alive.")
+    stale_rank_variables: tuple[str, ...] = ()

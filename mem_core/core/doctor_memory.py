@@ -1,0 +1,231 @@
+"""How much memory a run will need: a prediction from sizes alone, and what to do when it does not fit.
+
+The formulas follow what DeepSpeed 0.19 and PyTorch keep alive at the peak of a step; the constants were measured with
+SmolLM2-135M on a CPU. Calibration before step 0 replaces the prediction by readings, so it only has to be good enough
+to say "this cannot work" before minutes are spent: within ESTIMATE_ERROR.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from mem_core.domain.environment import Finding, MemoryBudget, ModelNumbers
+from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.units import format_bytes
+
+Device = Literal["cpu", "cuda"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+ESTIMATE_ERROR = 0.25
+# Resident bytes of a process that imported torch, deepspeed and transformers and made an engine, before any weight.
+PROCESS_BASE_BYTES = 450 * 2**20
+# A CUDA context with its kernels, cuBLAS and NCCL buffers (device), and what the driver maps on the host.
+CUDA_CONTEXT_BYTES = 600 * 2**20
+CUDA_HOST_BASE_BYTES = 2_500 * 2**20
+# Copies of the logits alive at the peak: the logits, their log-softmax, and the gradient, all in float32.
+LOGITS_COPIES = 3
+_ITEM_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def estimate_memory(
+    model: ModelNumbers,
+    request: RuntimeRequest,
+    dtype: Dtype,
+    *,
+    device: Device = "cpu",
+    micro_batch_rows: int = 1,
+    activation_checkpointing: bool | None = None,
+) -> dict[str, int]:
+    """Predicted bytes per rank and in total, for rows of `data.sequence_length` tokens.
+
+    With P parameters, T of them trained, w bytes per item of `dtype`, R ranks, and s = R at ZeRO stage >= 1, else 1:
+
+    - weights: P w; at stage 3 a rank owns P w / R and holds the gathered largest layer on top.
+    - gradients: T w. Accumulation is not managed by DeepSpeed, so whole gradients stay until the step at stages 0 to 2;
+      at stage 3 they are reduced into partitions of T w / R.
+    - optimizer: two Adam moments in float32, 8 T / s, and from stage 1 on (or with 16-bit weights) a float32 master copy,
+      4 T / s. With offload they are counted on the host.
+    - step_transient: the partition's gradients as one flat float32 buffer, 4 T / s, from stage 1 on.
+    - activations: tokens x layers x (13 hidden + 3 kv + 4 intermediate) x w; with activation checkpointing
+      tokens x layers x hidden x w plus one layer in full.
+    - logits: tokens x vocab x 4 x LOGITS_COPIES.
+    - training_peak_per_rank: base + weights + gradients + optimizer + max(activations + logits, step_transient).
+    - checkpoint: P w for the module (of all ranks together) + optimizer of all ranks.
+    - resume_peak_total: ranks x (base + weights + optimizer + the bytes that a rank reads). DeepSpeed's ranks each read
+      the module file and, at stages 1 and 2, the optimizer shards of *every* rank.
+
+    `training_peak_total` and `training_peak_per_rank` count the memory of `device`; on CUDA `host_peak_total` is apart.
+    """
+    item = _ITEM_BYTES[dtype]
+    ranks, stage = request.parallel.num_ranks, request.parallel.zero_stage
+    trained = model.num_trainable_parameters or model.num_parameters
+    shards = ranks if stage >= 1 else 1
+    has_master = stage >= 1 or dtype != "float32"
+    checkpointing = request.model.activation_checkpointing == "on" if activation_checkpointing is None else activation_checkpointing
+
+    weights = model.num_parameters * item
+    if stage == 3:
+        weights = weights // ranks + _largest_layer(model) * item
+    gradients = trained * item // (ranks if stage == 3 else 1)
+    optimizer = trained * (12 if has_master else 8) // shards
+    step_transient = 4 * trained // shards if stage >= 1 else 0
+    tokens = micro_batch_rows * request.data.sequence_length
+    activations = _activation_bytes(model, tokens, item, checkpointing)
+    logits = tokens * model.vocab_size * 4 * LOGITS_COPIES
+    module_bytes = model.num_parameters * item
+    checkpoint = module_bytes + optimizer * shards
+
+    offloaded = request.parallel.offload_optimizer == "cpu" and device == "cuda"
+    base = CUDA_CONTEXT_BYTES if device == "cuda" else PROCESS_BASE_BYTES
+    on_device = base + weights + gradients + (0 if offloaded else optimizer) + max(activations + logits, step_transient)
+    read = module_bytes // (ranks if stage == 3 else 1) + (optimizer if stage in (0, 3) else optimizer * ranks)
+    host_base = CUDA_HOST_BASE_BYTES if device == "cuda" else PROCESS_BASE_BYTES
+    resume = host_base + read + (weights + optimizer if device == "cpu" else optimizer if offloaded else 0)
+    estimates = {
+        "parameters": model.num_parameters,
+        "process_base": base,
+        "weights": weights,
+        "gradients": gradients,
+        "optimizer": optimizer,
+        "step_transient": step_transient,
+        "activations": activations,
+        "logits": logits,
+        "training_peak_per_rank": on_device,
+        "training_peak_total": on_device * ranks,
+        "checkpoint": checkpoint,
+        "resume_peak_total": resume * ranks,
+    }
+    if device == "cuda":
+        estimates["host_peak_total"] = ranks * (CUDA_HOST_BASE_BYTES + (optimizer if offloaded else 0))
+    return estimates
+
+
+def choose_micro_batch_rows(
+    model: ModelNumbers, request: RuntimeRequest, dtype: Dtype, *, device: Device, budget_bytes: int, activation_checkpointing: bool = False
+) -> int:
+    """Most rows per forward pass, dividing a rank's share, whose predicted peak stays under the high watermark; at least 1."""
+    rows_per_rank = request.training.global_batch_size // request.parallel.num_ranks
+    asked = request.memory.micro_batch_size
+    most = rows_per_rank if asked == "auto" else asked
+    allowed = int(budget_bytes * request.memory.high_watermark)
+    for rows in range(most, 1, -1):
+        if rows_per_rank % rows:
+            continue
+        peak = estimate_memory(
+            model, request, dtype, device=device, micro_batch_rows=rows, activation_checkpointing=activation_checkpointing
+        )
+        if needed_bytes(peak, device) <= allowed:
+            return rows
+    return 1
+
+
+def needed_bytes(estimates: Mapping[str, int], device: Device) -> int:
+    """What to compare with the budget: all ranks share the host, each has a device of its own."""
+    return estimates["training_peak_per_rank" if device == "cuda" else "training_peak_total"]
+
+
+def memory_findings(
+    model: ModelNumbers, request: RuntimeRequest, dtype: Dtype, device: Device, budgets: tuple[MemoryBudget, ...], rows: int
+) -> tuple[Finding, ...]:
+    """Whether the predicted peaks fit their budgets; a failure says what would fit."""
+    estimates = estimate_memory(model, request, dtype, device=device, micro_batch_rows=rows)
+    by_kind = {budget.kind: budget for budget in budgets}
+    main = by_kind.get("device" if device == "cuda" else "host")
+    findings = [_training_finding(model, request, dtype, device, main, estimates, rows)] if main else []
+    host = by_kind.get("host")
+    if host:
+        findings.append(_resume_finding(estimates, host))
+    if host and device == "cuda":
+        findings.append(_fit("memory.host", "host memory beside the device", estimates["host_peak_total"], host, "", strict=True))
+    return tuple(findings)
+
+
+def _training_finding(
+    model: ModelNumbers,
+    request: RuntimeRequest,
+    dtype: Dtype,
+    device: Device,
+    budget: MemoryBudget,
+    estimates: Mapping[str, int],
+    rows: int,
+) -> Finding:
+    needed = needed_bytes(estimates, device)
+    strict = request.memory.mode == "fixed" or rows == 1
+    options = _what_would_fit(model, request, dtype, device, budget.budget_bytes) if needed > budget.budget_bytes else ""
+    label = f"predicted peak at {rows} x {request.data.sequence_length} tokens per forward pass"
+    return _fit("memory.training", label, needed, budget, options, strict=strict)
+
+
+def _fit(check: str, label: str, needed: int, budget: MemoryBudget, remedy: str, *, strict: bool) -> Finding:
+    """Compare, allowing for the estimate's error: only what cannot fit even with it is a failure."""
+    observed = f"{format_bytes(budget.budget_bytes)} under {budget.binding_limit}"
+    text = f"{format_bytes(needed)} {label}"
+    if needed <= budget.budget_bytes:
+        return Finding(check=check, severity="ok", observed=observed, needed=text)
+    remedy = remedy or f"Give the run more {budget.kind} memory."
+    if strict and needed * (1 - ESTIMATE_ERROR) > budget.budget_bytes:
+        return Finding(check=check, severity="failure", observed=observed, needed=text, remedy=remedy, exit_code=69)
+    return Finding(check=check, severity="warning", observed=observed, needed=text, remedy=remedy)
+
+
+def _resume_finding(estimates: Mapping[str, int], host: MemoryBudget) -> Finding:
+    """Fitting when fresh and dying on resume is the classic: the first resume would be the first to notice."""
+    label = "host memory to resume, every rank reading its checkpoint files"
+    return _fit("memory.resume", label, estimates["resume_peak_total"], host, "Use fewer ranks per machine, or more memory.", strict=False)
+
+
+def _what_would_fit(model: ModelNumbers, request: RuntimeRequest, dtype: Dtype, device: Device, budget_bytes: int) -> str:
+    """The first changes, from mild to harsh, that the same formula predicts to fit."""
+    allowed = int(budget_bytes * request.memory.high_watermark)
+
+    def fits(changed: RuntimeRequest, *, numbers: ModelNumbers = model, checkpointing: bool = False) -> bool:
+        peak = estimate_memory(numbers, changed, dtype, device=device, micro_batch_rows=1, activation_checkpointing=checkpointing)
+        return needed_bytes(peak, device) <= allowed
+
+    found: list[str] = []
+    if fits(request):
+        found.append("memory.micro_batch_size: 1 or auto")
+    elif fits(request, checkpointing=True):
+        found.append("memory.micro_batch_size: 1 with model.activation_checkpointing: on")
+    shorter = next((length for length in _shorter_lengths(request) if fits(_with_length(request, length), checkpointing=True)), None)
+    if shorter and not found:
+        found.append(f"data.sequence_length: {shorter} with activation checkpointing")
+    offload = request.model_copy(update={"parallel": request.parallel.model_copy(update={"offload_optimizer": "cpu"})})
+    if device == "cuda" and request.parallel.offload_optimizer == "none" and fits(offload, checkpointing=True):
+        found.append("parallel.offload_optimizer: cpu")
+    adapters = max(1, model.num_layers * 2 * 16 * model.hidden_size)
+    if request.model.lora is None and fits(request, numbers=model.model_copy(update={"num_trainable_parameters": adapters})):
+        found.append("model.lora: {rank: 8}")
+    if device == "cuda" and request.parallel.zero_stage < 3:
+        found.append("a higher parallel.zero_stage with more ranks")
+    return (
+        f"What would fit: {'; '.join(found)}." if found else "Nothing smaller fits here: use a smaller model or a machine with more memory."
+    )
+
+
+def _shorter_lengths(request: RuntimeRequest) -> list[int]:
+    lengths, length = list[int](), request.data.sequence_length // 2
+    while length >= 16:
+        lengths.append(length)
+        length //= 2
+    return lengths
+
+
+def _with_length(request: RuntimeRequest, length: int) -> RuntimeRequest:
+    return request.model_copy(update={"data": request.data.model_copy(update={"sequence_length": length})})
+
+
+def _activation_bytes(model: ModelNumbers, tokens: int, item: int, checkpointing: bool) -> int:
+    head = model.hidden_size // model.num_heads
+    kv = head * (model.num_kv_heads or model.num_heads)
+    intermediate = model.intermediate_size or 4 * model.hidden_size
+    per_layer = tokens * (13 * model.hidden_size + 3 * kv + 4 * intermediate) * item
+    if not checkpointing:
+        return per_layer * model.num_layers
+    return per_layer + tokens * model.hidden_size * item * model.num_layers
+
+
+def _largest_layer(model: ModelNumbers) -> int:
+    """Parameters that stage 3 holds gathered at one time: the embedding or one block, whichever is larger."""
+    embedding = model.vocab_size * model.hidden_size
+    blocks = max(model.num_parameters - embedding * (1 if model.tied else 2), 0) // model.num_layers
+    return min(max(embedding, blocks), model.num_parameters)

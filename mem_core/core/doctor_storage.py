@@ -1,0 +1,187 @@
+"""Where the run keeps things: store, disk, inodes, shared memory, data, and whoever is already there."""
+
+from mem_core.domain.environment import DataNumbers, Finding, MachineObservations
+from mem_core.domain.request import MAX_SEGMENTS, RuntimeRequest
+from mem_core.domain.units import format_bytes
+
+# What DeepSpeed's shared-memory collectives map for each rank: 2 x 1 MiB + 2 x 32 MiB (its shm.cpp), rounded up.
+SHARED_MEMORY_PER_RANK_BYTES = 67 * 2**20
+# A save is allowed to be this much larger than the last one before the disk counts as too full.
+CHECKPOINT_GROWTH = 1.2
+_FILES_PER_CHECKPOINT = 8
+
+
+def store_findings(request: RuntimeRequest, seen: MachineObservations) -> tuple[Finding, ...]:
+    """Can the store be written, read and cleaned; where is it really."""
+    store = seen.store
+    where = store.location + (f" at {store.endpoint}" if store.endpoint else "")
+    if store.problem:
+        return (
+            Finding(
+                check="store",
+                severity="failure",
+                observed=f"{where}: {store.problem}",
+                needed="a store that can be written, read and deleted from",
+                remedy=_store_remedy(store.local),
+                exit_code=73,
+            ),
+        )
+    relative = Finding(
+        check="store.location",
+        severity="notice",
+        observed=f"{request.store} is relative and means {store.location} here",
+        remedy="Use an absolute path or a URL where a run may be continued from another folder.",
+    )
+    written = Finding(check="store", severity="ok", observed=f"{where}: written, read and deleted a probe")
+    return (written, relative) if store.relative else (written,)
+
+
+def _store_remedy(local: bool) -> str:
+    if local:
+        return "Free space or fix permissions there, or set store to another folder."
+    return "Check the URL, the endpoint and the keys, which come from the environment or a Prefect block."
+
+
+def disk_findings(request: RuntimeRequest, seen: MachineObservations, checkpoint_bytes: int | None) -> tuple[Finding, ...]:
+    """Bytes and inodes for the checkpoints that will exist at the same time: those kept, one staged, one not yet judged."""
+    folder = seen.store_folder
+    if folder is None:
+        return ()
+    copies = 2 if seen.saved else request.checkpoint.keep_last + 2
+    one = max(checkpoint_bytes or 0, int((seen.saved.checkpoint_bytes if seen.saved else 0) * CHECKPOINT_GROWTH))
+    findings: list[Finding] = []
+    if one:
+        needed = copies * one
+        enough = folder.free_bytes >= needed
+        findings.append(
+            Finding(
+                check="disk",
+                severity="ok" if enough else "failure",
+                observed=f"{format_bytes(folder.free_bytes)} free at {folder.path}",
+                needed=f"{format_bytes(needed)}: {copies} checkpoints of {format_bytes(one)}",
+                remedy="" if enough else "Free space, lower checkpoint.keep_last, or set store to a larger disk.",
+                exit_code=0 if enough else 73,
+            )
+        )
+    if folder.free_inodes is not None:
+        segments = min(MAX_SEGMENTS, -(-request.training.max_steps // request.effective_segment_steps))
+        needed = copies * (_FILES_PER_CHECKPOINT + 2 * request.parallel.num_ranks) + segments + 100
+        enough = folder.free_inodes >= needed
+        findings.append(
+            Finding(
+                check="inodes",
+                severity="ok" if enough else "failure",
+                observed=f"{folder.free_inodes} free inodes at {folder.path}",
+                needed=f"about {needed} files",
+                remedy="" if enough else "Delete small files there, or set store to another filesystem.",
+                exit_code=0 if enough else 73,
+            )
+        )
+    return tuple(findings)
+
+
+def shared_memory_findings(request: RuntimeRequest, seen: MachineObservations, device: str) -> tuple[Finding, ...]:
+    """Two or more CPU ranks exchange through /dev/shm; a container's default of 64 MiB ends in SIGBUS."""
+    ranks = request.parallel.num_ranks
+    if ranks < 2 or device != "cpu":
+        return ()
+    needed, folder = ranks * SHARED_MEMORY_PER_RANK_BYTES, seen.shared_memory
+    enough = folder is not None and folder.free_bytes >= needed
+    return (
+        Finding(
+            check="shared_memory",
+            severity="ok" if enough else "failure",
+            observed=f"{format_bytes(folder.free_bytes)} free at {folder.path}" if folder else "no /dev/shm",
+            needed=f"{format_bytes(needed)} for {ranks} ranks",
+            remedy="" if enough else "Give the container more (docker run --shm-size), clear old files there, or use one rank.",
+            exit_code=0 if enough else 69,
+        ),
+    )
+
+
+def data_findings(data: DataNumbers) -> tuple[Finding, ...]:
+    """A first look at the inputs. None usable is a failure, one empty among several a warning."""
+    bad = [f"{file.path}: {file.problem}" for file in data.files if file.problem]
+    problems = [*data.problems, *bad]
+    full = [file for file in data.files if file.size_bytes > 0 and not file.problem]
+    empty = [file.path for file in data.files if file.size_bytes == 0 and not file.problem]
+    if problems or not full:
+        observed = _some(problems) if problems else f"no data: {_some(empty) or 'no file'} {'is' if len(empty) == 1 else 'are'} empty"
+        return (
+            Finding(
+                check="data",
+                severity="failure",
+                observed=observed,
+                needed="files that exist, can be read and hold text",
+                remedy="Correct data.train and data.validation, or the files that they name.",
+                exit_code=66,
+            ),
+        )
+    total = sum(file.size_bytes for file in full)
+    findings = [Finding(check="data", severity="ok", observed=f"{len(full)} file{'s' if len(full) > 1 else ''}, {format_bytes(total)}")]
+    if empty:
+        findings.append(
+            Finding(
+                check="data.empty",
+                severity="warning",
+                observed=f"empty: {_some(empty)}",
+                remedy="Remove the empty files from data.train if they should hold rows.",
+            )
+        )
+    return tuple(findings)
+
+
+def occupant_findings(request: RuntimeRequest, seen: MachineObservations) -> tuple[Finding, ...]:
+    """Another holder of the run, what it saved, and what it left running."""
+    findings: list[Finding] = []
+    holder = seen.holder
+    if holder is not None and holder.alive:
+        expiry = f", its lease ends in {holder.expires_in_s:.0f} s" if holder.expires_in_s is not None else ""
+        findings.append(
+            Finding(
+                check="holder",
+                severity="failure",
+                observed=f"{holder.owner} holds run {request.run_id} (attempt {holder.attempt}){expiry}",
+                needed="one writer per run",
+                remedy=f"Wait for it, stop it with mem stop {request.run_id}, or choose another run_id.",
+                exit_code=76,
+            )
+        )
+    elif holder is not None:
+        findings.append(
+            Finding(check="holder", severity="notice", observed=f"{holder.owner} held the run (attempt {holder.attempt}) and is gone")
+        )
+    if seen.leftovers:
+        findings.append(
+            Finding(
+                check="leftovers",
+                severity="warning",
+                observed=f"still alive from an earlier attempt: {_some(list(seen.leftovers))}",
+                remedy="They hold memory and cores; end them if they are not yours to keep. MEM does not end what it did not start.",
+            )
+        )
+    saved = seen.saved
+    if saved is not None and (saved.num_ranks, saved.zero_stage) != (request.parallel.num_ranks, request.parallel.zero_stage):
+        findings.append(_saved_finding(request, saved.num_ranks, saved.zero_stage, saved.step))
+    return tuple(findings)
+
+
+def _saved_finding(request: RuntimeRequest, num_ranks: int, zero_stage: int, step: int) -> Finding:
+    """Optimizer shards fit the rank count and stage that they were written by; DeepSpeed says so only deep inside a load."""
+    asked = request.parallel
+    return Finding(
+        check="saved_layout",
+        severity="failure",
+        observed=f"asked for {asked.num_ranks} ranks at ZeRO stage {asked.zero_stage}",
+        needed=f"{num_ranks} ranks at ZeRO stage {zero_stage}, as the checkpoint of step {step} was saved",
+        remedy=(
+            f"Set parallel.num_ranks: {num_ranks} and parallel.zero_stage: {zero_stage} to go on; or start another run_id "
+            "from the exported weights, with a new optimizer state."
+        ),
+        exit_code=64,
+    )
+
+
+def _some(values: list[str], most: int = 3) -> str:
+    more = f" and {len(values) - most} more" if len(values) > most else ""
+    return "; ".join(values[:most]) + more

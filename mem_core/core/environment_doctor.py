@@ -1,0 +1,143 @@
+"""The doctor: examines and advises, changes nothing.
+
+It is a pure function of the request and of observations gathered elsewhere (`mem_core.infrastructure.machine`), so that
+every verdict can be tested without the machine that it is about.
+"""
+
+from mem_core.core import doctor_compute, doctor_memory, doctor_software, doctor_storage
+from mem_core.core.doctor_memory import Device, Dtype
+from mem_core.domain.environment import DataNumbers, EnvironmentReport, Finding, MachineObservations, MemoryBudget, ModelNumbers
+from mem_core.domain.errors import (
+    DataError,
+    EnvironmentUnfit,
+    MemError,
+    NoValidCheckpoint,
+    PolicyRefused,
+    RequestError,
+    RunHeld,
+    StoreUnavailable,
+)
+from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.units import format_bytes
+
+_SEVERITIES = ("failure", "warning", "notice", "ok")
+# The order in which conditions are looked at: the first that fits decides the exit code.
+_ERRORS: tuple[type[MemError], ...] = (
+    RequestError,
+    PolicyRefused,
+    RunHeld,
+    StoreUnavailable,
+    DataError,
+    NoValidCheckpoint,
+    EnvironmentUnfit,
+)
+
+
+class EnvironmentDoctor:
+    """Judges whether a request can run on a machine as observed."""
+
+    def examine(
+        self,
+        request: RuntimeRequest,
+        observations: MachineObservations,
+        model: ModelNumbers | None = None,
+        data: DataNumbers | None = None,
+    ) -> EnvironmentReport:
+        """The machine as one run sees it, worst findings first.
+
+        Checks that need numbers of the model or the data are left out when those are None. Never raises for what it
+        finds: `error_of(report)` gives the error that ends the run.
+        """
+        device, device_reason, accelerator = doctor_compute.choose_device(request, observations)
+        dtype, dtype_finding = doctor_compute.choose_dtype(request, observations, device)
+        threads, threads_finding = doctor_compute.choose_threads(request, observations, model)
+        budgets = memory_budgets(request, observations, device)
+        rows = _rows(request, model, dtype, device, budgets)
+        estimates = doctor_memory.estimate_memory(model, request, dtype, device=device, micro_batch_rows=rows) if model is not None else {}
+        findings = [
+            accelerator,
+            dtype_finding,
+            threads_finding,
+            doctor_compute.batch_finding(request, rows),
+            *(_budget_finding(budget) for budget in budgets),
+            *(doctor_compute.model_findings(request, model) if model is not None else ()),
+            *(doctor_memory.memory_findings(model, request, dtype, device, budgets, rows) if model is not None else ()),
+            *(doctor_storage.data_findings(data) if data is not None else ()),
+            *doctor_storage.store_findings(request, observations),
+            *doctor_storage.disk_findings(request, observations, estimates.get("checkpoint")),
+            *doctor_storage.shared_memory_findings(request, observations, device),
+            *doctor_storage.occupant_findings(request, observations),
+            *doctor_software.version_findings(observations),
+            *doctor_software.build_findings(observations, device),
+            *doctor_software.deepspeed_key_findings(request, device),
+            *doctor_software.environment_findings(observations),
+        ]
+        host = next(budget.budget_bytes for budget in budgets if budget.kind == "host")
+        return EnvironmentReport(
+            device=device,
+            device_reason=device_reason,
+            dtype=dtype,
+            num_cores=observations.num_cores,
+            threads_per_rank=threads,
+            versions=observations.versions,
+            memory=budgets,
+            estimates_bytes=estimates,
+            findings=tuple(sorted(findings, key=lambda finding: _SEVERITIES.index(finding.severity))),
+            num_ranks=request.parallel.num_ranks,
+            micro_batch_rows=rows,
+            max_build_jobs=doctor_compute.max_build_jobs(observations.num_cores, host, observations.pids_left),
+            stale_locks=tuple(lock.path for lock in observations.build.locks if lock.stale),
+        )
+
+
+def memory_budgets(request: RuntimeRequest, seen: MachineObservations, device: Device) -> tuple[MemoryBudget, ...]:
+    """Host budget (resident bytes of all ranks) and, on CUDA, the budget of the fullest device.
+
+    The user's own budget counts on the memory that trains: the device's on CUDA, else the host's. RLIMIT_AS and
+    RLIMIT_DATA hold per process and count address space, so they are listed apart and bind only if they are the least.
+    """
+    own = int(request.memory.budget) if request.memory.budget is not None else None
+    host_limits = {**seen.host_limits, **seen.address_space_limits}
+    host = smallest_limit("host", host_limits, own if device == "cpu" else None)
+    if device == "cpu":
+        return (host,)
+    used = seen.accelerator.devices[: request.parallel.num_ranks]
+    limits = {f"{gpu.name} #{index} free": gpu.free_bytes for index, gpu in enumerate(used)}
+    return (smallest_limit("device", limits, own), host)
+
+
+def smallest_limit(kind: Device | str, limits_bytes: dict[str, int], own_bytes: int | None = None) -> MemoryBudget:
+    """The least of all limits, and its name. Without any limit the budget is 0 under "unknown"."""
+    limits = dict(limits_bytes) if own_bytes is None else {**limits_bytes, "memory.budget": own_bytes}
+    binding = min(limits, key=lambda name: limits[name], default="unknown")
+    return MemoryBudget(
+        kind="device" if kind == "device" else "host",
+        budget_bytes=max(0, limits.get(binding, 0)),
+        binding_limit=binding,
+        limits_bytes=limits,
+    )
+
+
+def error_of(report: EnvironmentReport) -> MemError | None:
+    """The error that ends the run, by the order of conditions of the exit codes; None when nothing failed."""
+    for kind in _ERRORS:
+        failures = [finding for finding in report.failures if finding.exit_code == kind.exit_code]
+        if failures:
+            problem = "; ".join(f"{finding.check}: {finding.observed}" for finding in failures)
+            bound = "; ".join(finding.needed for finding in failures if finding.needed)
+            remedy = " ".join(dict.fromkeys(finding.remedy for finding in failures))
+            return kind(problem, remedy=remedy, bound=bound)
+    return None
+
+
+def _rows(request: RuntimeRequest, model: ModelNumbers | None, dtype: Dtype, device: Device, budgets: tuple[MemoryBudget, ...]) -> int:
+    asked = request.memory.micro_batch_size
+    if model is None or (asked != "auto" and request.memory.mode == "fixed"):
+        return 1 if asked == "auto" else asked
+    return doctor_memory.choose_micro_batch_rows(model, request, dtype, device=device, budget_bytes=budgets[0].budget_bytes)
+
+
+def _budget_finding(budget: MemoryBudget) -> Finding:
+    others = ", ".join(f"{name} {format_bytes(size)}" for name, size in budget.limits_bytes.items() if name != budget.binding_limit)
+    observed = f"{format_bytes(budget.budget_bytes)}, bound by {budget.binding_limit}" + (f" (others: {others})" if others else "")
+    return Finding(check=f"memory.{budget.kind}_budget", severity="ok", observed=observed)
