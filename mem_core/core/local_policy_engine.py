@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mem_core.core.policy_rules import decide
+from mem_core.core.policy_rules import decide, directive_problem
 from mem_core.domain.directive import ExecutiveDirective, Refusal
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.events import PolicyDecided
@@ -56,6 +56,7 @@ class LocalPolicyEngine:
         approval: Approval = "not_asked",
     ) -> PolicyInputs:
         """The extract of request and environment on which the decision depends; secret-free by construction."""
+        refusal = directive if isinstance(directive, Refusal) else directive_problem(directive) if directive else None
         return PolicyInputs(
             device_asked=request.device,
             device=environment.device,
@@ -65,8 +66,8 @@ class LocalPolicyEngine:
             memory_warnings=memory_warnings(environment),
             approval_required=request.policy.approval.required,
             approval=approval,
-            directive=directive if isinstance(directive, ExecutiveDirective) else None,
-            refusal=directive if isinstance(directive, Refusal) else None,
+            directive=directive if isinstance(directive, ExecutiveDirective) and refusal is None else None,
+            refusal=refusal,
             health=health,
             history=history,
             bounds=self.bounds,

@@ -38,7 +38,7 @@ def decide(inputs: PolicyInputs, plan: CandidatePlan) -> PolicyDecision:
         applied_hyperparams=draft.values,
         clamps=draft.clamps + memory_clamps,
         not_applicable=_not_applicable(inputs),
-        directive=None if directive is None or _problem(directive) else directive.model_dump(exclude_none=True),
+        directive=directive.model_dump(exclude_none=True) if directive else None,
         proposed_hyperparams=draft.proposed,
         applied_memory=memory,
     )
@@ -64,9 +64,8 @@ def _propose(inputs: PolicyInputs, plan: CandidatePlan, lane: LaneBounds) -> Dra
     """What the segment would get before approval and health: revert, refusal, default, or the clamped directive."""
     if harm := canary_harm(inputs, lane):
         return Draft(inputs.history.before_change or inputs.base, "canary_reverted", detail=harm)
-    refusal = inputs.refusal or (_problem(inputs.directive) if inputs.directive else None)
-    if refusal is not None:
-        return Draft(inputs.base, refusal.reason, allow=False, detail=refusal.detail)
+    if inputs.refusal is not None:
+        return Draft(inputs.base, inputs.refusal.reason, allow=False, detail=inputs.refusal.detail)
     if inputs.directive is None:
         return Draft(inputs.base, "no_directive")
     return _cool_down(clamp_directive(inputs.directive, inputs.base, lane), inputs, plan)
@@ -85,8 +84,11 @@ def canary_harm(inputs: PolicyInputs, lane: LaneBounds) -> str:
     return f"loss went from {before!r} to {after!r}, more than the {lane.canary_max_loss_increase!r} (relative) allowed"
 
 
-def _problem(directive: ExecutiveDirective) -> Refusal | None:
-    """Types and finiteness come before any comparison: min(nan, x) is nan. Valid directives never get here with either."""
+def directive_problem(directive: ExecutiveDirective) -> Refusal | None:
+    """What is wrong with a directive that was built around its own validation.
+
+    Types and finiteness come before any comparison, since min(nan, 0.85) is nan.
+    """
     for name in FIELDS:
         value: object = getattr(directive, name, None)
         if value is None:
