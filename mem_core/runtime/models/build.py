@@ -1,0 +1,212 @@
+"""Build, name and export models. Worker side: the functions import torch and transformers."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mem_core.domain.errors import InternalError, RequestError
+from mem_core.domain.request import ModelSection
+from mem_core.runtime.models.facts import describe_model
+from mem_core.runtime.models.folders import TOKENIZER_FILES, is_preset, local_model_folder
+from mem_core.runtime.models.presets import PRESETS, preset_name
+
+if TYPE_CHECKING:
+    import torch
+
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def build_model(
+    model: ModelSection,
+    sequence_length: int,
+    seed: int,
+    dtype: str,
+    activation_checkpointing: bool,
+    cache_dir: Path | None = None,
+) -> "torch.nn.Module":
+    """A causal language model in training mode on the CPU, all weights trained, no key-value cache.
+
+    A preset's weights are drawn in float32 from `seed` and are the same bits on every call and rank; a folder's come from its
+    safetensors. `dtype` is float32, bfloat16 or float16. Torch's global random state is left as it was.
+
+    Raises:
+        RequestError: the model cannot be used as asked, or `sequence_length` is beyond its positions.
+    """
+    _check(model, sequence_length, dtype, cache_dir)
+    module = _preset_model(model.source, seed) if is_preset(model.source) else _folder_model(model.source, dtype, cache_dir)
+    return _ready(module, dtype, activation_checkpointing)
+
+
+def load_tokenizer(source: str, cache_dir: Path | None = None) -> Any:
+    """The model's Hugging Face tokenizer; bytes for presets. Code of the model's own is never run.
+
+    Raises:
+        RequestError: the folder holds no tokenizer that can be loaded.
+    """
+    if is_preset(source):
+        from transformers import ByT5Tokenizer
+
+        return ByT5Tokenizer()
+    from transformers import AutoTokenizer
+
+    folder = local_model_folder(source, cache_dir)
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise RequestError("the folder has no tokenizer files", field="model.source", value=source, remedy="Add tokenizer.json and its kin")
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as exc:
+        raise RequestError(
+            f"the tokenizer cannot be loaded: {exc}", field="model.source", value=source, remedy="Add complete tokenizer files"
+        ) from exc
+
+
+def clean_name(name: str) -> str:
+    """A parameter's name without the prefixes that DeepSpeed, DDP and torch.compile add."""
+    while name.startswith("module."):
+        name = name.removeprefix("module.").removeprefix("_orig_mod.")
+    return name.replace("_orig_mod.", "")
+
+
+def parameter_names(module: "torch.nn.Module") -> dict[str, tuple[int, ...]]:
+    """Name -> full shape of each trained parameter: tied weights once, in name order, wrapper prefixes removed.
+
+    Parameters that ZeRO-3 has partitioned report the whole shape.
+    """
+    shapes = {
+        clean_name(name): tuple(getattr(parameter, "ds_shape", parameter.shape))
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    }
+    return dict(sorted(shapes.items()))
+
+
+def save_pretrained_folder(
+    model: ModelSection, state_dict: Mapping[str, "torch.Tensor"], folder: Path, cache_dir: Path | None = None
+) -> None:
+    """Write a Hugging Face folder (config, safetensors, tokenizer) that `AutoModelForCausalLM.from_pretrained` loads.
+
+    `state_dict` holds each trained parameter under its clean name, tied weights once. The folder appears whole or not at all,
+    and replaces an older one.
+
+    Raises:
+        InternalError: names or shapes are not the model's.
+    """
+    import torch
+    from huggingface_hub import save_torch_state_dict
+    from transformers import AutoModelForCausalLM
+
+    config = _config(model.source, cache_dir)
+    with torch.device("meta"):
+        skeleton = AutoModelForCausalLM.from_config(config)
+    _check_state(parameter_names(skeleton), state_dict)
+    config.architectures = [type(skeleton).__name__]
+    config.dtype = next(iter(state_dict.values())).dtype
+    staging = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+    tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in state_dict.items()}
+    save_torch_state_dict(tensors, staging, metadata={"format": "pt"})
+    config.save_pretrained(staging)
+    load_tokenizer(model.source, cache_dir).save_pretrained(staging)
+    shutil.rmtree(folder, ignore_errors=True)
+    staging.rename(folder)
+
+
+def _check(model: ModelSection, sequence_length: int, dtype: str, cache_dir: Path | None) -> None:
+    if model.lora is not None:
+        raise RequestError("low-rank adapters come with the fine-tuning issue", field="model.lora", remedy="Set model.lora to null for now")
+    if dtype not in _DTYPES:
+        raise RequestError("unknown number format", field="model.dtype", value=dtype, bound=", ".join(_DTYPES), remedy="Use one of these")
+    positions = describe_model(model.source, cache_dir).max_positions
+    if positions is not None and sequence_length > positions:
+        raise RequestError(
+            f"{model.source} takes sequences of at most {positions} tokens",
+            field="data.sequence_length",
+            value=sequence_length,
+            bound=f"2 to {positions}",
+            remedy=f"Set data.sequence_length to {positions} or less, or take another model",
+        )
+
+
+def _config(source: str, cache_dir: Path | None) -> Any:
+    if is_preset(source):
+        from transformers import LlamaConfig
+
+        return LlamaConfig(**PRESETS[str(preset_name(source))])
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(str(local_model_folder(source, cache_dir)), local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as exc:
+        raise RequestError(
+            f"config.json cannot be used: {exc}",
+            field="model.source",
+            value=source,
+            remedy="Give a model that transformers knows by itself",
+        ) from exc
+    return config
+
+
+def _preset_model(source: str, seed: int) -> "torch.nn.Module":
+    import torch
+    from transformers import LlamaForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM._from_config(_config(source, None), attn_implementation="sdpa", dtype=torch.float32)
+
+
+def _folder_model(source: str, dtype: str, cache_dir: Path | None) -> "torch.nn.Module":
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    config = _config(source, cache_dir)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            str(local_model_folder(source, cache_dir)),
+            config=config,
+            dtype=getattr(torch, dtype),
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as exc:
+        raise RequestError(
+            f"the model cannot be loaded: {exc}", field="model.source", value=source, remedy="Give a causal language model that is complete"
+        ) from exc
+    module, info = loaded
+    unset = sorted((*info["missing_keys"], *(str(key) for key in info.get("mismatched_keys", ()))))
+    if unset:
+        raise RequestError(
+            f"{len(unset)} weights are missing or of another shape: {', '.join(unset[:5])}",
+            field="model.source",
+            value=source,
+            remedy="They would be random; download the model again",
+        )
+    return module
+
+
+def _ready(module: Any, dtype: str, activation_checkpointing: bool) -> "torch.nn.Module":
+    import torch
+
+    module = module.to(getattr(torch, dtype))
+    module.config.use_cache = False
+    if activation_checkpointing:
+        module.activation_checkpointing_enable()
+    return module.train().requires_grad_(True)
+
+
+def _check_state(expected: Mapping[str, tuple[int, ...]], state: Mapping[str, "torch.Tensor"]) -> None:
+    given = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    wrong = sorted(name for name in expected.keys() | given.keys() if expected.get(name) != given.get(name))
+    if wrong:
+        raise InternalError(
+            f"{len(wrong)} tensors do not fit the model: "
+            + ", ".join(f"{name} {given.get(name, 'missing')} for {expected.get(name, 'nothing')}" for name in wrong[:5]),
+            remedy="Export from a checkpoint of the same model",
+        )

@@ -1,0 +1,117 @@
+"""Where a model's files lie: local folders as they are, URL folders fetched once. Only inert files are ever fetched or read."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from mem_core.domain.errors import RequestError, StoreUnavailable
+from mem_core.runtime.models.presets import PRESETS, preset_choices, preset_name
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
+)  # fmt: skip
+_FETCHED_SUFFIXES = (".json", ".safetensors", ".jinja", ".txt", ".model")
+
+
+def is_preset(source: str) -> bool:
+    """Whether the source names a preset.
+
+    Raises:
+        RequestError: it looks like one and is unknown; the choices are named.
+    """
+    name = preset_name(source)
+    if name is not None and name not in PRESETS:
+        raise RequestError(
+            "unknown preset", field="model.source", value=source, bound=preset_choices(), remedy="Use one of these, or give a model folder"
+        )
+    return name is not None
+
+
+def local_model_folder(source: str, cache_dir: Path | None = None) -> Path:
+    """The local folder of a model that is no preset; a URL is downloaded once into `cache_dir` (default: the temporary folder).
+
+    Raises:
+        RequestError: no such folder, or a bare hub name.
+        StoreUnavailable: a URL that cannot be read.
+    """
+    if "://" in source and not source.startswith("file://"):
+        return _fetch(source, cache_dir or Path(tempfile.gettempdir()) / f"mem-models-{os.getuid()}")
+    folder = Path(source.removeprefix("file://"))
+    if folder.is_dir():
+        return folder
+    problem = "is a file, not a model folder" if folder.exists() else "no such folder"
+    raise RequestError(
+        problem,
+        field="model.source",
+        value=source,
+        bound=f"{preset_choices()}, or a folder or URL with config.json, *.safetensors and tokenizer files",
+        remedy="Models are not fetched by hub name: download the model first and give its folder",
+    )
+
+
+def read_config(folder: Path, source: str) -> dict[str, Any]:
+    """The parsed `config.json`.
+
+    Raises:
+        RequestError: missing, or not a JSON object.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except FileNotFoundError as exc:
+        raise RequestError(
+            "the folder has no config.json", field="model.source", value=source, remedy="Give a Hugging Face causal language model folder"
+        ) from exc
+    except (OSError, ValueError) as exc:
+        raise RequestError(
+            f"config.json cannot be read: {exc}", field="model.source", value=source, remedy="Download the model again"
+        ) from exc
+    if not isinstance(config, dict):
+        raise RequestError("config.json is not a JSON object", field="model.source", value=source, remedy="Download the model again")
+    return config
+
+
+def tokenizer_identity(source: str, cache_dir: Path | None = None) -> str:
+    """A name that changes whenever the tokenizer's files do. Reads them, imports nothing heavy."""
+    if is_preset(source):
+        return "bytes-1"
+    folder = local_model_folder(source, cache_dir)
+    digest = hashlib.sha256()
+    for name in TOKENIZER_FILES:
+        if (folder / name).is_file():
+            content = (folder / name).read_bytes()
+            digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _fetch(url: str, cache_dir: Path) -> Path:
+    import fsspec
+
+    try:
+        fs, root = fsspec.url_to_fs(url)
+        entries = [entry for entry in fs.ls(root, detail=True) if entry["name"].endswith(_FETCHED_SUFFIXES)]
+    except (OSError, ValueError, ImportError) as exc:
+        raise StoreUnavailable(
+            f"the model cannot be listed: {exc}", field="model.source", value=url, remedy="Check the URL, endpoint and keys"
+        ) from exc
+    listing = sorted((entry["name"], entry["size"], str(entry.get("ETag", entry.get("mtime", "")))) for entry in entries)
+    target = cache_dir / hashlib.sha256(json.dumps([url, listing]).encode()).hexdigest()[:32]
+    if not target.is_dir():
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=".fetch-", dir=cache_dir))
+        try:
+            for name, _, _ in listing:
+                fs.get_file(name, str(staging / name.rsplit("/", 1)[-1]))
+            staging.rename(target)
+        except OSError as exc:
+            if not target.is_dir():
+                raise StoreUnavailable(
+                    f"the model cannot be fetched: {exc}", field="model.source", value=url, remedy="Check the store and the free disk space"
+                ) from exc
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    return target
