@@ -80,6 +80,7 @@ class RunFold:
     def add(self, line: JournalLine) -> None:
         """Take the next line."""
         event = line.event
+        self._failures.now_s = line.time_unix_s
         match event:
             case AttemptStarted():
                 self._on_attempt_started(event, line.time_unix_s)
@@ -245,4 +246,5 @@ class RunFold:
         else:
             self._peak_bytes = max(self._peak_bytes, outcome.evidence.peak_bytes or 0)
             self._line.reached_batch(outcome.evidence.batch_index)
-            self._failures.segment_failed(outcome, self._checkpoints.newest_validated_step or 0)
+            reached_step = self._line.step_of(outcome.evidence.batch_index)
+            self._failures.segment_failed(outcome, self._checkpoints.newest_validated_step or 0, reached_step)

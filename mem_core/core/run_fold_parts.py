@@ -102,7 +102,11 @@ class LineOfWork:
     def reached_batch(self, batch_index: int | None) -> None:
         """A segment failed in this batch: the steps before it had been done."""
         if batch_index is not None:
-            self.reached(batch_index - self._skipped_steps)
+            self.reached(max(0, batch_index - self._skipped_steps))
+
+    def step_of(self, batch_index: int | None) -> int | None:
+        """Steps that had been applied when this batch was taken."""
+        return None if batch_index is None else max(0, batch_index - self._skipped_steps)
 
 
 class Failures:
@@ -113,8 +117,10 @@ class Failures:
         self._open: dict[str, list[int]] = {}
         self._unnamed: FaultRecord | None = None
         self._named = False
+        self._reached_step: int | None = None
         self._restart_due = False
         self._oom_due = False
+        self.now_s = 0.0
         self.restarts = 0
         self.ooms_absorbed = 0
         self.ooms_fatal = 0
@@ -130,17 +136,19 @@ class Failures:
         """Training goes on; after a failure that is a restart, and an OOM behind it was survived."""
         self._name_the_unnamed()
         self._named = False
+        self._reached_step = None
         self.restarts += self._restart_due
         self.ooms_absorbed += self._oom_due
         self._restart_due = self._oom_due = False
 
-    def segment_failed(self, failure: SegmentFailure, validated_step: int) -> None:
+    def segment_failed(self, failure: SegmentFailure, validated_step: int, reached_step: int | None) -> None:
         """A segment ended badly."""
         self.without_progress += 1
+        self._reached_step = reached_step
         self._restart_due = True
         self._oom_due = isinstance(failure, OutOfMemory)
         if not self._named:
-            self._unnamed = FaultRecord(kind=failure.kind, step=validated_step, detail=describe_failure(failure))
+            self._unnamed = self._fault(failure.kind, validated_step, describe_failure(failure))
         batch_index = failure.evidence.batch_index
         if batch_index is None:
             self.repeated = None
@@ -153,7 +161,7 @@ class Failures:
         """The orchestrator's own word for the fault."""
         self._unnamed = None
         self._named = True
-        self._record(FaultRecord(kind=event.kind, step=event.step, detail=event.detail))
+        self._record(self._fault(event.kind, event.step, event.detail))
 
     def recovered(self, event: Recovered) -> None:
         """Closes the latest open fault of that kind, else the latest open one."""
@@ -166,7 +174,7 @@ class Failures:
     def killed(self, attempt: int, resumed_step: int) -> None:
         """An attempt ended without a word and another one took over."""
         self._name_the_unnamed()
-        self._record(FaultRecord(kind=KILLED_FAULT_KIND, step=resumed_step, detail=f"attempt {attempt} ended without a word"))
+        self._record(self._fault(KILLED_FAULT_KIND, resumed_step, f"attempt {attempt} ended without a word"))
         self.restarts += 1
         self.kills_without_progress += 1
         self.ooms_absorbed += self._oom_due
@@ -203,6 +211,9 @@ class Failures:
             self._record(self._unnamed)
             self._unnamed = None
 
+    def _fault(self, kind: str, step: int, detail: str) -> FaultRecord:
+        return FaultRecord(kind=kind, step=step, detail=detail, reached_step=self._reached_step, time_unix_s=self.now_s)
+
     def _record(self, record: FaultRecord) -> None:
         self._open.setdefault(record.kind, []).append(len(self._records))
         self._records.append(record)
@@ -211,14 +222,33 @@ class Failures:
         return self._open[kind][-1]
 
 
+class _Steps:
+    """A set of steps that knows its newest one without a search, except after that one was taken out."""
+
+    def __init__(self) -> None:
+        self._steps: set[int] = set()
+        self.newest: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def add(self, step: int) -> None:
+        self._steps.add(step)
+        self.newest = step if self.newest is None else max(self.newest, step)
+
+    def discard(self, step: int) -> None:
+        self._steps.discard(step)
+        if step == self.newest:
+            self.newest = max(self._steps, default=None)
+
+
 class Checkpoints:
-    """Checkpoints by fate."""
+    """Checkpoints by fate: committed, then proven or rejected, then perhaps removed."""
 
     def __init__(self) -> None:
         self._digests: dict[int, tuple[str, str]] = {}
-        self._present: set[int] = set()
-        self._valid: set[int] = set()
-        self._rejected_steps: set[int] = set()
+        self._sound = _Steps()
+        self._valid = _Steps()
         self._proven: set[tuple[int, str]] = set()
         self._rejected: set[tuple[int, str]] = set()
         self._num_written = 0
@@ -227,21 +257,16 @@ class Checkpoints:
     @property
     def newest_validated_step(self) -> int | None:
         """Newest step that was proven and is still there."""
-        return max(self._valid, default=None)
+        return self._valid.newest
 
     @property
     def newest_committed_step(self) -> int | None:
         """Newest step that is there and was not rejected."""
-        return max(self._present - self._rejected_steps, default=None)
+        return self._sound.newest
 
     def counts(self) -> CheckpointCounts:
         """Written counts commits; validated and rejected count distinct manifests; kept is what is there and not rejected."""
-        return CheckpointCounts(
-            written=self._num_written,
-            validated=len(self._proven),
-            rejected=len(self._rejected),
-            kept=len(self._present - self._rejected_steps),
-        )
+        return CheckpointCounts(written=self._num_written, validated=len(self._proven), rejected=len(self._rejected), kept=len(self._sound))
 
     def digests_at(self, step: int) -> tuple[str, str]:
         """(trajectory digest, weights digest) of the commit at `step`, empty where there is none."""
@@ -250,9 +275,8 @@ class Checkpoints:
     def committed(self, event: CheckpointCommitted) -> None:
         """Files and manifest are durable."""
         self._num_written += 1
-        self._present.add(event.step)
+        self._sound.add(event.step)
         self._valid.discard(event.step)
-        self._rejected_steps.discard(event.step)
         self._digests[event.step] = (event.trajectory_digest, event.weights_digest)
 
     def judged(self, event: CheckpointJudged) -> bool:
@@ -261,18 +285,16 @@ class Checkpoints:
         key = (verdict.step, verdict.manifest_sha256)
         if not verdict.valid:
             self._rejected.add(key)
-            self._rejected_steps.add(verdict.step)
-            self._valid.discard(verdict.step)
+            self.removed(verdict.step)
             return False
         self._proven.add(key)
-        self._present.add(verdict.step)
+        self._sound.add(verdict.step)
         self._valid.add(verdict.step)
-        self._rejected_steps.discard(verdict.step)
         rose = verdict.step > self._highest_validated_step
         self._highest_validated_step = max(self._highest_validated_step, verdict.step)
         return rose
 
     def removed(self, step: int) -> None:
         """Rotation or quarantine took it away."""
-        self._present.discard(step)
+        self._sound.discard(step)
         self._valid.discard(step)

@@ -15,12 +15,17 @@ GOODPUT_BUCKETS = (
 
 
 class FaultRecord(Value):
-    """A fault that the run met; `recovered_s` is None while (or if never) recovered."""
+    """A fault that the run met; `recovered_s` is None while (or if never) recovered.
+
+    `step` is where the run went on from, `reached_step` the last step done when it struck (None: not known).
+    """
 
     kind: str
     step: int
     recovered_s: float | None = None
     detail: str = ""
+    reached_step: int | None = None
+    time_unix_s: float = 0.0
 
 
 class CheckpointCounts(Value):
