@@ -1,0 +1,150 @@
+"""TensorBoard files of a run, written without torch, without a thread and without a file held open.
+
+Records go through tensorboard's own `RecordWriter`. A segment is thinned to POINTS_PER_SEGMENT points that keep the extremes
+of loss, gradient norm and memory, so that a run of 1,000,000 steps stays in tens of megabytes.
+"""
+
+# Generated protobuf modules make their classes at import, which a type checker cannot see.
+# pyright: reportAttributeAccessIssue=false
+
+import math
+import re
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mem_core.infrastructure.telemetry.metrics import Columns, spike_indices
+
+if TYPE_CHECKING:
+    from tensorboard.compat.proto.event_pb2 import Event
+
+POINTS_PER_SEGMENT = 48
+_FILE_NAME = re.compile(r"^events\.out\.tfevents\.(\d+)\.mem$")
+
+
+class TensorBoardWriter:
+    """Appends scalars of committed segments and texts of faults to `<run_folder>/tensorboard`.
+
+    The first segment after a start, and one that begins at or before a step already written, tells TensorBoard to drop what it
+    had from there on (a `SessionLog.START`), so that redone steps do not appear twice. Each writer has a file of its own,
+    named so that it sorts behind every earlier one. Nothing is kept in memory between calls.
+    """
+
+    def __init__(self, run_folder: Path, clock: Callable[[], float] = time.time) -> None:
+        self._folder = run_folder / "tensorboard"
+        self._clock = clock
+        self._path: Path | None = None
+        self._written_step: int | None = None
+
+    def add_segment(self, columns: Columns, memory_limit_bytes: int = 0) -> None:
+        """The columns of one committed segment, as they go to `write_segment_metrics`.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        steps = columns["step"]
+        if steps.size == 0:
+            return
+        events: list[Event] = []
+        first_step = int(steps[0])
+        if self._written_step is None or first_step <= self._written_step:
+            events.append(_purge(first_step, self._clock()))
+        events.extend(_scalars(columns, memory_limit_bytes, self._clock()))
+        self._append(events)
+        self._written_step = int(steps[-1])
+
+    def add_text(self, tag: str, text: str, step: int) -> None:
+        """A fault or another event, as text at a step.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        self._append([_text(tag, text, step, self._clock())])
+
+    def _append(self, events: Iterable["Event"]) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        if self._path is None:
+            self._path = self._new_path()
+        with self._path.open("ab") as file:
+            writer = RecordWriter(file)
+            if file.tell() == 0:
+                writer.write(_version(self._clock()).SerializeToString())
+            for event in events:
+                writer.write(event.SerializeToString())
+
+    def _new_path(self) -> Path:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        stamps = [int(match.group(1)) for path in self._folder.iterdir() if (match := _FILE_NAME.match(path.name))]
+        return self._folder / f"events.out.tfevents.{max([int(self._clock()), *(stamp + 1 for stamp in stamps)]):010d}.mem"
+
+
+def _version(now_s: float) -> "Event":
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    return Event(wall_time=now_s, file_version="brain.Event:2")
+
+
+def _purge(from_step: int, now_s: float) -> "Event":
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+    return Event(wall_time=now_s, step=from_step, session_log=SessionLog(status=SessionLog.START))
+
+
+def _text(tag: str, text: str, step: int, now_s: float) -> "Event":
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+    from tensorboard.compat.proto.types_pb2 import DT_STRING
+    from tensorboard.plugins.text.metadata import create_summary_metadata
+
+    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+    tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode("utf-8", "replace")], tensor_shape=shape)
+    value = Summary.Value(tag=f"{tag}/text_summary", metadata=create_summary_metadata(tag, ""), tensor=tensor)
+    return Event(wall_time=now_s, step=step, summary=Summary(value=[value]))
+
+
+def _scalars(columns: Columns, memory_limit_bytes: int, now_s: float) -> list["Event"]:
+    """One event per kept step with every scalar of it; wall times are laid back from now by the time of the steps."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    series = _series(columns, memory_limit_bytes)
+    step_s = columns["step_s"].astype(np.float64)
+    walls = now_s - (np.cumsum(step_s[::-1])[::-1] - step_s)
+    steps = columns["step"]
+    events: list[Event] = []
+    for index in _kept(columns):
+        values = [(tag, float(numbers[index])) for tag, numbers in series.items()]
+        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values if not math.isnan(value)])
+        events.append(Event(wall_time=float(walls[index]), step=int(steps[index]), summary=summary))
+    return events
+
+
+def _series(columns: Columns, memory_limit_bytes: int) -> Columns:
+    seconds = np.maximum(columns["step_s"].astype(np.float64), 1e-9)
+    series: Columns = {
+        "train/loss": columns["loss"],
+        "train/learning_rate": columns["lr"],
+        "train/grad_norm": columns["grad_norm"],
+        "speed/tokens_per_s": columns["tokens"] / seconds,
+        "speed/step_s": seconds,
+        "memory/peak_bytes": columns["peak_bytes"],
+        "memory/micro_batches": columns["micro_batches"],
+    }
+    limit = {"memory/limit_bytes": np.full(seconds.shape, float(memory_limit_bytes))} if memory_limit_bytes else {}
+    return {**series, **limit}
+
+
+def _kept(columns: Columns) -> list[int]:
+    """Positions to write: evenly spread ones, the ends, and the extremes of what can spike."""
+    num_rows = columns["step"].size
+    if num_rows <= POINTS_PER_SEGMENT:
+        return list(range(num_rows))
+    even = np.linspace(0, num_rows - 1, POINTS_PER_SEGMENT // 2).astype(np.int64)
+    spiky = [spike_indices(columns[name].astype(np.float64), POINTS_PER_SEGMENT // 6) for name in ("loss", "grad_norm", "peak_bytes")]
+    return [int(index) for index in np.unique(np.concatenate([even, *spiky]))]
