@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mem_core.core.policy_rules import decide, directive_problem
+from mem_core.core.policy_rules import FIELDS, decide, directive_problem
 from mem_core.domain.directive import ExecutiveDirective, Refusal
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.events import PolicyDecided
@@ -56,7 +56,7 @@ class LocalPolicyEngine:
         approval: Approval = "not_asked",
     ) -> PolicyInputs:
         """The extract of request and environment on which the decision depends; secret-free by construction."""
-        refusal = directive if isinstance(directive, Refusal) else directive_problem(directive) if directive else None
+        sound = _sound(directive)
         return PolicyInputs(
             device_asked=request.device,
             device=environment.device,
@@ -66,12 +66,19 @@ class LocalPolicyEngine:
             memory_warnings=memory_warnings(environment),
             approval_required=request.policy.approval.required,
             approval=approval,
-            directive=directive if isinstance(directive, ExecutiveDirective) and refusal is None else None,
-            refusal=refusal,
+            directive=sound if isinstance(sound, ExecutiveDirective) else None,
+            refusal=sound if isinstance(sound, Refusal) else None,
             health=health,
             history=history,
             bounds=self.bounds,
         )
+
+
+def _sound(advice: Advice) -> Advice:
+    """The directive as its own validation would have made it, so that a recorded one reads back equal; else a refusal."""
+    if not isinstance(advice, ExecutiveDirective):
+        return advice
+    return directive_problem(advice) or ExecutiveDirective.model_validate({name: getattr(advice, name, None) for name in FIELDS})
 
 
 def request_values(request: RuntimeRequest) -> Hyperparams:
@@ -87,7 +94,9 @@ def request_values(request: RuntimeRequest) -> Hyperparams:
 def memory_warnings(environment: EnvironmentReport) -> tuple[str, ...]:
     """Names of the doctor's memory checks that were not well."""
     return tuple(
-        finding.check for finding in environment.findings if "memory" in finding.check and finding.severity in ("warning", "failure")
+        finding.check
+        for finding in environment.findings
+        if finding.check.split(".")[0] == "memory" and finding.severity in ("warning", "failure")
     )
 
 

@@ -1,0 +1,1 @@
+"""Planners: who may propose hyper-parameters. None of them can apply anything (I7)."""
