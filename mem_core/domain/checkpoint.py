@@ -11,6 +11,8 @@ from mem_core.domain.units import Value
 
 MANIFEST_NAME = "manifest.json"
 VERDICT_NAME = "verdict.json"
+SIGNATURE_NAME = "signature.json"
+OWN_NAMES = frozenset({MANIFEST_NAME, VERDICT_NAME, SIGNATURE_NAME})
 _CHECKPOINT_NAME = re.compile(r"^step-(\d{9,})$")
 
 
@@ -25,7 +27,7 @@ class FileEntry(Value):
     @classmethod
     def _inside(cls, value: str) -> str:
         parts = PurePosixPath(value).parts
-        if not value or "\\" in value or "\0" in value or value.startswith("/") or ".." in parts or value in (MANIFEST_NAME, VERDICT_NAME):
+        if not value or "\\" in value or "\0" in value or value.startswith("/") or ".." in parts or value in OWN_NAMES:
             raise ValueError(f"path {value!r} must be relative, inside the checkpoint folder, and not one of MEM's own files")
         return value
 
@@ -63,6 +65,7 @@ class CheckpointManifest(Value):
     files: tuple[FileEntry, ...] = Field(min_length=1)
     created_unix_s: float = 0.0
     extra: dict[str, Any] = {}
+    manifest_sha256: str = Field(default="", description="Its own digest: SHA-256 of its canonical bytes with this field empty.")
 
     @field_validator("files")
     @classmethod
@@ -71,6 +74,26 @@ class CheckpointManifest(Value):
         if len(set(paths)) != len(paths):
             raise ValueError("a file is listed twice")
         return value
+
+
+class CheckpointDraft(Value):
+    """What the trainer knows about a checkpoint before it is committed; `commit` adds files, writer and digests."""
+
+    position: TrainingPosition
+    weights_digest: str = ""
+    parameters: dict[str, tuple[int, ...]] = Field(default={}, description="Empty: those of the manager's expectation.")
+    request_sha256: str = ""
+    data_fingerprint: str = ""
+    versions: dict[str, str] = {}
+    extra: dict[str, Any] = Field(default={}, description="Plain JSON only; the recorded next steps of a replay verdict live here.")
+
+
+class CheckpointExpectation(Value):
+    """What a run can resume from: its ranks, its ZeRO stage, its trained parameters (name -> shape)."""
+
+    num_ranks: int = Field(ge=1)
+    zero_stage: int = Field(ge=0, le=3)
+    parameters: dict[str, tuple[int, ...]] = {}
 
 
 class CheckpointVerdict(Value):
@@ -87,6 +110,30 @@ class CheckpointVerdict(Value):
     weights_digest: str = ""
     duration_s: float = 0.0
     judged_unix_s: float = 0.0
+
+
+CheckpointState = Literal["valid", "unvalidated", "invalid", "incomplete", "quarantined"]
+
+
+class CheckpointInfo(Value):
+    """One line of a listing. `valid` means a verdict that is bound to the present manifest; files are not hashed for a listing."""
+
+    step: int
+    state: CheckpointState
+    folder: str
+    reasons: tuple[str, ...] = ()
+    size_bytes: int = 0
+    attempt: int = 0
+    weights_digest: str = ""
+    created_unix_s: float = 0.0
+    pinned: bool = False
+
+
+class RotationPlan(Value):
+    """What rotation keeps, each with why, and what it removes. Steps, ascending."""
+
+    keep: dict[int, tuple[str, ...]] = {}
+    remove: tuple[int, ...] = ()
 
 
 def checkpoint_name(step: int) -> str:

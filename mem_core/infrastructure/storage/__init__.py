@@ -1,0 +1,8 @@
+"""Where bytes live: the `Store` port and its adapters (local disk, any fsspec URL, S3)."""
+
+from mem_core.infrastructure.storage.disk import Disk, OsDisk
+from mem_core.infrastructure.storage.local import LocalStore
+from mem_core.infrastructure.storage.port import AlreadyExists, KeyMissing, ObjectStat, Store
+from mem_core.infrastructure.storage.redact import redact, redact_url
+
+__all__ = ["AlreadyExists", "Disk", "KeyMissing", "LocalStore", "ObjectStat", "OsDisk", "Store", "redact", "redact_url"]

@@ -1,0 +1,22 @@
+"""Checkpoints that deserve trust: staged, committed, proven, rotated."""
+
+from mem_core.runtime.checkpoint_manager.manager import CheckpointManager
+from mem_core.runtime.checkpoint_manager.pickle_scan import DEFAULT_ALLOWED_GLOBALS, scan_torch_file
+from mem_core.runtime.checkpoint_manager.rotation import plan_rotation
+from mem_core.runtime.checkpoint_manager.shards import missing_shards, required_shards
+from mem_core.runtime.checkpoint_manager.tensor_checks import load_safely
+from mem_core.runtime.checkpoint_manager.validator import IntegrityValidator, Level, Replay, Validator
+
+__all__ = [
+    "DEFAULT_ALLOWED_GLOBALS",
+    "CheckpointManager",
+    "IntegrityValidator",
+    "Level",
+    "Replay",
+    "Validator",
+    "load_safely",
+    "missing_shards",
+    "plan_rotation",
+    "required_shards",
+    "scan_torch_file",
+]

@@ -1,0 +1,357 @@
+"""Stage, commit, validate, rotate, find the newest valid: the only writer of a run's checkpoints."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from mem_core.domain.checkpoint import (
+    VERDICT_NAME,
+    CheckpointDraft,
+    CheckpointExpectation,
+    CheckpointInfo,
+    CheckpointManifest,
+    CheckpointVerdict,
+    RotationPlan,
+    checkpoint_name,
+)
+from mem_core.domain.errors import InternalError, NoValidCheckpoint, StoreUnavailable
+from mem_core.domain.events import CheckpointCommitted, CheckpointJudged, CheckpointRemoved, Event, Noted
+from mem_core.domain.request import CheckpointSection
+from mem_core.domain.units import format_bytes
+from mem_core.infrastructure.storage.disk import Disk, OsDisk, is_unavailable, remove_tree, unavailable
+from mem_core.runtime.checkpoint_manager.attempt_area import AttemptArea
+from mem_core.runtime.checkpoint_manager.catalog import Catalog
+from mem_core.runtime.checkpoint_manager.file_checks import ManifestOnDisk, check_claims, check_files
+from mem_core.runtime.checkpoint_manager.manifest_codec import ManifestDamaged, encode_verdict, sha256_hex
+from mem_core.runtime.checkpoint_manager.pickle_scan import DEFAULT_ALLOWED_GLOBALS
+from mem_core.runtime.checkpoint_manager.rotation import plan_rotation
+from mem_core.runtime.checkpoint_manager.sealing import Sealer
+from mem_core.runtime.checkpoint_manager.shards import refuse_other_shape
+from mem_core.runtime.checkpoint_manager.tensor_checks import scan_file
+from mem_core.runtime.checkpoint_manager.validator import Level, Validator
+
+SPACE_FACTOR = 1.2
+QUARANTINE_KEEP = 3
+_SMALL_WRITES_BYTES = 1 << 20
+_LEVELS: tuple[Level, ...] = ("integrity", "replay")
+
+
+def _scan_engine_file(path: Path) -> tuple[str, ...]:
+    return scan_file(path, DEFAULT_ALLOWED_GLOBALS)
+
+
+class CheckpointManager:
+    """Checkpoints of one run as seen by one attempt.
+
+    Guarantees: after `commit(step)` returned, the newest valid checkpoint is at least that step, whatever crashes (I4); nothing but a
+    checkpoint with a valid verdict whose bytes were read again is given to resume from; an attempt that is no longer the newest
+    changes nothing (I6). Methods raise `RunHeld` in that case and `StoreUnavailable` when the disk says no. `commit`, `validate` and
+    `rotate` may run at the same time in different threads; at most one `commit` at a time, and one manager per attempt, are the
+    caller's business. Constructing one acts on nothing.
+    """
+
+    def __init__(
+        self,
+        run_folder: Path,
+        run_id: str,
+        attempt: int,
+        section: CheckpointSection,
+        expectation: CheckpointExpectation,
+        *,
+        fence: Callable[[], None],
+        emit: Callable[[Event], None],
+        validator: Validator,
+        clock: Callable[[], float] = time.time,
+        disk: Disk | None = None,
+        signature_key: bytes | None = None,
+        initial_weights_digest: str = "",
+        scan: Callable[[Path], tuple[str, ...]] = _scan_engine_file,
+    ) -> None:
+        self._disk: Disk = disk or OsDisk()
+        self._run_folder, self._run_id, self._attempt = run_folder, run_id, attempt
+        self._section, self._expectation = section, expectation
+        self._fence, self._emit, self._validator, self._clock, self._scan = fence, emit, validator, clock, scan
+        self._initial_weights_digest = initial_weights_digest
+        self._area = AttemptArea(self._disk, run_folder, attempt)
+        self._catalog = Catalog(self._disk, run_folder, run_id, signature_key)
+        self._sealer = Sealer(self._disk, run_id, attempt, expectation, signature_key, clock)
+        self._lock = threading.RLock()
+        self._opened = False
+
+    # -- staging and commit -------------------------------------------------------------------------------------------------------
+
+    def new_staging(self, step: int, expected_bytes: int = 0) -> Path:
+        """An empty folder on the run's own file system for all ranks' engine files of `step`; commit it or leave it.
+
+        `expected_bytes` is the size of the checkpoint where it is known; the last one's size counts too. Makes room by rotation first.
+
+        Raises:
+            StoreUnavailable: less than 1.2 times that size is free.
+        """
+        with self._writing():
+            self._fence()
+            self._make_room(expected_bytes)
+            return self._area.new_save(step)
+
+    def commit(self, step: int, staging: Path, draft: CheckpointDraft) -> CheckpointManifest:
+        """Make a staged checkpoint durable and visible: fsync files, hash, manifest, fsync, rename, fsync folder.
+
+        All ranks must have finished writing. On any error the checkpoint does not exist and older ones are untouched.
+
+        Raises:
+            InternalError: a rank's file is missing, or `staging` is not one that `new_staging` of this attempt gave.
+        """
+        started_s = self._clock()
+        if not self._area.owns_save(staging):
+            raise InternalError(f"{staging} is not a staging folder of attempt {self._attempt}", remedy="Report this as a bug.")
+        with self._writing(locked=False):
+            self._fence()
+            manifest = self._sealer.seal(step, staging, draft)
+            self._fence()
+            with self._lock:
+                self._publish(step, staging)
+                self._area.drop_saves(step)
+        size_bytes = sum(entry.size_bytes for entry in manifest.files)
+        self._emit(
+            CheckpointCommitted(
+                step=step,
+                size_bytes=size_bytes,
+                duration_s=max(self._clock() - started_s, 0.0),
+                weights_digest=manifest.weights_digest,
+                trajectory_digest=manifest.position.trajectory_digest,
+            )
+        )
+        return manifest
+
+    def discard(self, staging: Path) -> None:
+        """Remove a staged folder that will not be committed (its save failed); what cannot be removed goes with the next clean-up."""
+        if self._area.owns_save(staging):
+            with contextlib.suppress(OSError):
+                remove_tree(self._disk, staging)
+
+    def clean_staging(self) -> None:
+        """Shut older attempts out and remove what they left in staging. Every writing method does it once by itself."""
+        with self._writing():
+            self._area.empty_trash()
+
+    # -- validation ---------------------------------------------------------------------------------------------------------------
+
+    def validate(self, step: int, level: Level | None = None) -> CheckpointVerdict:
+        """Judge a committed checkpoint and publish the verdict; a bad one goes to quarantine. A verdict once given is not given again.
+
+        `level` defaults to the request's. What the validator raises passes through, and then there is no verdict.
+
+        Raises:
+            NoValidCheckpoint: there is no complete checkpoint of that step.
+        """
+        wanted = level or self._section.validation
+        with self._writing(locked=False):
+            try:
+                present = self._catalog.read(step)
+            except FileNotFoundError as exc:
+                raise NoValidCheckpoint(f"no complete checkpoint of step {step} in {self._catalog.folder}",
+                                        remedy="List them with `mem checkpoints list`.") from exc  # fmt: skip
+            except ManifestDamaged as exc:
+                return self._condemn(step, (f"manifest: {exc}",), wanted)
+            known = self._catalog.verdict(step, sha256_hex(present.data))
+            if known is not None and (not known.valid or _LEVELS.index(known.level) >= _LEVELS.index(wanted)):
+                return known if known.valid else self._publish_verdict(known)
+            foreign = check_claims(present.manifest, step, self._run_id)
+            if foreign:
+                return self._condemn(step, foreign, wanted)
+            verdict = self._validator(self._catalog.path(step), present.manifest, self._digest_before(step), wanted)
+            if not verdict.manifest_sha256:  # the manifest was damaged under the validator's hands: the verdict is about these bytes
+                verdict = verdict.model_copy(update={"manifest_sha256": self._catalog.raw_digest(step)})
+            return self._publish_verdict(verdict)
+
+    def newest_valid(self, *, recheck: bool = True) -> CheckpointManifest | None:
+        """Where to resume: newest to oldest by number, each skip emitted with its reason, bad ones quarantined.
+
+        A complete checkpoint without verdict is validated first. With `recheck` the bytes of a validated one are read again (SHA-256 and
+        pickle scan), since disks rot after a verdict. None: there are none yet, training starts at step 0 (emitted).
+
+        Raises:
+            NoValidCheckpoint: some exist or were quarantined, and none is valid.
+            RequestError: the newest sound one was saved for other ranks, another stage or another model.
+        """
+        with self._writing(locked=False):
+            skipped: list[str] = []
+            for step in reversed(self._catalog.steps()):
+                present, reason, counts = self._judge_candidate(step, recheck)
+                if present is not None:
+                    return present.manifest
+                self._emit(Noted(text=f"checkpoint of step {step} skipped: {reason}"))
+                if counts:
+                    skipped.append(f"step {step}: {reason}")
+            quarantined = [info for info in self._catalog.listing() if info.state == "quarantined"]
+        if not skipped and not quarantined:
+            self._emit(Noted(text="no checkpoint yet: training starts at step 0"))
+            return None
+        skipped = skipped or [f"step {info.step}: quarantined earlier ({', '.join(info.reasons) or 'damaged'})" for info in quarantined]
+        raise NoValidCheckpoint(
+            f"checkpoints of run {self._run_id} exist and none is valid ({'; '.join(skipped)[:600]})",
+            remedy=f"Restore one from a mirror, or look at {self._run_folder / 'quarantine'} and start another run_id.",
+        )
+
+    # -- keeping and looking ------------------------------------------------------------------------------------------------------
+
+    def rotate(self) -> RotationPlan:
+        """Remove what the request does not ask to keep, after something newer was validated. A deletion that fails is only noted."""
+        with self._writing():
+            own = self._catalog.own()
+            verdicts = {step: verdict for step, (_, verdict) in own.items() if verdict is not None}
+            plan = plan_rotation(tuple(own), verdicts, self._section, self._catalog.pinned())
+            for step in plan.remove:
+                self._fence()
+                self._remove(step)
+            for stuck in self._area.empty_trash():
+                self._emit(Noted(text=f"could not be deleted and will be tried again: {stuck}"))
+            return plan
+
+    def listing(self) -> tuple[CheckpointInfo, ...]:
+        """Every checkpoint, good or not, ascending by step. Reads only."""
+        return self._catalog.listing()
+
+    def path_of(self, step: int) -> Path:
+        """Folder of a committed checkpoint: engine files lie directly in it."""
+        return self._catalog.path(step)
+
+    def pin(self, step: int) -> None:
+        """Never rotate this one away.
+
+        Raises:
+            NoValidCheckpoint: there is no complete checkpoint of that step.
+        """
+        with self._writing():
+            if step not in self._catalog.own():
+                raise NoValidCheckpoint(f"no complete checkpoint of step {step} to pin", remedy="List them with `mem checkpoints list`.")
+            if self._disk.kind(self._catalog.pins) is None:
+                self._disk.make_folder(self._catalog.pins)
+                self._disk.sync_folder(self._run_folder)
+            self._area.publish_file(b"", self._catalog.pins / checkpoint_name(step))
+
+    def unpin(self, step: int) -> None:
+        """Let rotation decide again; no error if it was not pinned."""
+        with self._writing(), contextlib.suppress(FileNotFoundError):
+            self._disk.remove_file(self._catalog.pins / checkpoint_name(step))
+
+    # -- inside -------------------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _writing(self, *, locked: bool = True) -> Iterator[None]:
+        """Open once, translate what the disk says, hold the lock if asked."""
+        try:
+            with self._lock:
+                if not self._opened:
+                    self._area.take_over(self._fence)
+                    self._opened = True
+            with self._area.fenced(), self._lock if locked else contextlib.nullcontext():
+                yield
+        except OSError as exc:
+            if not is_unavailable(exc):
+                raise
+            raise unavailable(exc, self._run_folder, self._disk) from exc
+
+    def _make_room(self, expected_bytes: int) -> None:
+        sizes = [sum(entry.size_bytes for entry in manifest.files) for manifest, _ in self._catalog.own().values()]
+        needed_bytes = int(SPACE_FACTOR * max(expected_bytes, *sizes[-1:], 0)) + _SMALL_WRITES_BYTES
+        if self._disk.free_bytes(self._run_folder) < needed_bytes:
+            self.rotate()
+        free_bytes = self._disk.free_bytes(self._run_folder)
+        if free_bytes < needed_bytes:
+            raise StoreUnavailable(
+                f"the disk of {self._run_folder} is too full for the next checkpoint",
+                field="store",
+                value=f"{format_bytes(free_bytes)} free",
+                bound=f"at least {format_bytes(needed_bytes)} free",
+                remedy="Free space or lower checkpoint.keep_last; older checkpoints are kept and the same command goes on from them.",
+            )
+
+    def _publish(self, step: int, staging: Path) -> None:
+        """The moment of truth: one rename. What was there before is moved aside and put back by `take_over` if we die in between."""
+        target = self._catalog.path(step)
+        before = self._area.aside("replaced", target) if self._disk.kind(target) is not None else None
+        try:
+            self._disk.rename(staging, target)
+        except OSError:
+            if before is not None:
+                self._disk.rename(before, target)
+            raise
+        self._disk.sync_folder(target.parent)
+        self._disk.sync_folder(self._area.folder)
+        self._area.empty_trash()
+
+    def _judge_candidate(self, step: int, recheck: bool) -> tuple[ManifestOnDisk | None, str, bool]:
+        """(what to resume from or None, why not, whether it counts as an existing checkpoint)."""
+        try:
+            present = self._catalog.read(step)
+        except FileNotFoundError:
+            return None, "no manifest: it was never completed", self._catalog.was_complete(step)
+        except ManifestDamaged as exc:
+            self._condemn(step, (f"manifest: {exc}",), self._section.validation)
+            return None, f"manifest: {exc}", True
+        if present.manifest.run_id != self._run_id:
+            return None, f"it belongs to run {present.manifest.run_id}", True
+        refuse_other_shape(present.manifest, self._expectation)
+        known = self._catalog.verdict(step, sha256_hex(present.data))
+        verdict = self.validate(step)
+        if not verdict.valid:
+            return None, "; ".join(verdict.reasons) or "judged bad", True
+        if recheck and known is not None:
+            reasons = self._recheck(step, present)
+            if reasons:
+                self._condemn(step, reasons, known.level)
+                return None, "; ".join(reasons), True
+        return present, "", True
+
+    def _recheck(self, step: int, present: ManifestOnDisk) -> tuple[str, ...]:
+        folder = self._catalog.path(step)
+        reasons = check_files(self._disk, folder, present.manifest)
+        if reasons:
+            return reasons
+        return tuple(f"{entry.path}: {reason}" for entry in present.manifest.files for reason in self._scan(folder / entry.path))
+
+    def _digest_before(self, step: int) -> str:
+        """Weights digest of the newest validated checkpoint before `step`, else that of the untrained model if it is known."""
+        valid = [manifest for number, (manifest, verdict) in self._catalog.own().items() if number < step and verdict and verdict.valid]
+        return valid[-1].weights_digest if valid else self._initial_weights_digest
+
+    def _condemn(self, step: int, reasons: tuple[str, ...], level: Level) -> CheckpointVerdict:
+        verdict = CheckpointVerdict(
+            step=step,
+            level=level,
+            valid=False,
+            reasons=reasons,
+            weights_bad=False,
+            manifest_sha256=self._catalog.raw_digest(step),
+            judged_unix_s=self._clock(),
+        )
+        return self._publish_verdict(verdict)
+
+    def _publish_verdict(self, verdict: CheckpointVerdict) -> CheckpointVerdict:
+        """Write it beside the manifest that it is about, unless that was replaced meanwhile; quarantine what is bad."""
+        folder = self._catalog.path(verdict.step)
+        self._fence()
+        with self._lock:
+            if self._catalog.raw_digest(verdict.step) != verdict.manifest_sha256:
+                raise InternalError(f"the checkpoint of step {verdict.step} was replaced while it was judged", remedy="Judge it again.")
+            self._area.publish_file(encode_verdict(verdict), folder / VERDICT_NAME)
+            if not verdict.valid:
+                self._area.to_quarantine(folder, QUARANTINE_KEEP)
+        self._emit(CheckpointJudged(verdict=verdict))
+        if not verdict.valid:
+            self._emit(CheckpointRemoved(step=verdict.step, reason=f"quarantined: {'; '.join(verdict.reasons)}"[:500]))
+        return verdict
+
+    def _remove(self, step: int) -> None:
+        """Rename to the desk first, so that a half-deleted folder is never seen as a checkpoint."""
+        try:
+            self._area.aside("trash", self._catalog.path(step))
+        except FileNotFoundError:
+            return  # already gone
+        except OSError as exc:
+            self._emit(Noted(text=f"checkpoint of step {step} could not be deleted and will be tried again: {exc.strerror or exc}"))
+            return
+        self._emit(CheckpointRemoved(step=step, reason="rotation"))
