@@ -34,7 +34,11 @@ def collate(dataset: TokenDataset, ids: NDArray[np.int64], positions: Sequence[i
     Raises:
         ValueError: a row is longer than `padded_length`.
     """
-    rows = dataset.rows(ids[position] for position in positions)
+    chosen = ids[list(positions)].tolist()
+    full = dataset.full_rows(chosen, padded_length)
+    if full is not None:
+        return Batch(torch.from_numpy(full), torch.from_numpy(full.copy()), None)
+    rows = dataset.rows(chosen)
     shape = (len(rows), padded_length)
     shortest = min(tokens.size for tokens, _ in rows)
     if max(tokens.size for tokens, _ in rows) > padded_length:

@@ -60,39 +60,43 @@ class ShardWriter:
         """Tokens written so far."""
         return self._num_tokens
 
-    def write(self, tokens: NDArray[np.integer], mask: NDArray[np.uint8] | None) -> None:
-        """Append rows of equal length. Shape [rows, length] of both; every row has at least one label that counts.
+    def write(self, tokens: NDArray[np.integer], lengths: NDArray[np.int64], mask: NDArray[np.uint8] | None) -> None:
+        """Append rows that lie end to end in `tokens` (and `mask`), shape [sum(lengths)]; `lengths` has one entry a row.
 
         Raises:
-            ValueError: a mask where none was announced, or the other way round.
+            ValueError: a mask where none was announced, or the other way round, or lengths that do not add up.
         """
-        if (mask is not None) != self._has_mask:
-            raise ValueError(f"mask given: {mask is not None}, announced: {self._has_mask}")
-        rows, length = tokens.shape
-        if not rows:
-            return
-        per_shard = max(1, self._limit // length)
-        for start in range(0, rows, per_shard):
-            part = slice(start, start + per_shard)
-            self._write_part(tokens[part], None if mask is None else mask[part])
+        bounds = np.concatenate(([0], np.cumsum(lengths)))
+        if (mask is not None) != self._has_mask or bounds[-1] != tokens.size:
+            raise ValueError(
+                f"mask given: {mask is not None}, announced: {self._has_mask}; {bounds[-1]} tokens announced, {tokens.size} given"
+            )
+        start = 0
+        while start < len(lengths):
+            used = self._shards[-1] if self._shards else self._limit
+            stop = int(np.searchsorted(bounds, bounds[start] + self._limit - used, side="right")) - 1
+            if stop <= start:
+                self._open_shard()
+                stop = max(start + 1, int(np.searchsorted(bounds, bounds[start] + self._limit, side="right")) - 1)
+            part = slice(int(bounds[start]), int(bounds[stop]))
+            self._write_part(tokens[part], lengths[start:stop], None if mask is None else mask[part])
+            start = stop
 
-    def _write_part(self, tokens: NDArray[np.integer], mask: NDArray[np.uint8] | None) -> None:
-        rows, length = tokens.shape
-        if self._tokens_file is None or self._shards[-1] + tokens.size > self._limit:
-            self._open_shard()
+    def _write_part(self, tokens: NDArray[np.integer], lengths: NDArray[np.int64], mask: NDArray[np.uint8] | None) -> None:
         assert self._tokens_file is not None
-        self._tokens_file.write(tokens.astype(f"<{np.dtype(self._dtype).str[1:]}").tobytes())
+        self._tokens_file.write(tokens.astype(np.dtype(self._dtype).newbyteorder("<")).tobytes())
         if mask is not None and self._mask_file is not None:
             self._mask_file.write(mask.astype(np.uint8).tobytes())
-        trained = np.full(rows, length - 1) if mask is None else mask[:, 1:].sum(axis=1, dtype=np.int64)
-        self._index_files["lengths.i32"].write(np.full(rows, length, dtype="<i4").tobytes())
+        trained = trained_labels(lengths, mask)
+        offsets = self._num_tokens + np.cumsum(lengths) - lengths
+        self._index_files["lengths.i32"].write(lengths.astype("<i4").tobytes())
         self._index_files["trained.i32"].write(trained.astype("<i4").tobytes())
-        self._index_files["offsets.i64"].write((self._num_tokens + length * np.arange(rows, dtype="<i8")).tobytes())
+        self._index_files["offsets.i64"].write(offsets.astype("<i8").tobytes())
         self._shards[-1] += tokens.size
-        self._num_rows += rows
+        self._num_rows += len(lengths)
         self._num_tokens += tokens.size
         self._trained += int(trained.sum())
-        self._longest = max(self._longest, length)
+        self._longest = max(self._longest, int(lengths.max()))
         self._max_id = max(self._max_id, int(tokens.max()))
 
     def _open_shard(self) -> None:
@@ -129,6 +133,16 @@ class ShardWriter:
         for file in (self._tokens_file, self._mask_file, *self._index_files.values()):
             if file is not None:
                 file.close()
+
+
+def trained_labels(lengths: NDArray[np.int64], mask: NDArray[np.uint8] | None) -> NDArray[np.int64]:
+    """Label positions that count in each row after the shift, shape [rows]: a row's first token is never predicted."""
+    if mask is None:
+        return lengths - 1
+    counted = np.concatenate(([0], np.cumsum(mask, dtype=np.int64)))
+    stops = np.cumsum(lengths)
+    starts = stops - lengths
+    return counted[stops] - counted[np.minimum(starts + 1, stops)]
 
 
 def close_durably(file: BinaryIO) -> None:

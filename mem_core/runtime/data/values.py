@@ -52,7 +52,7 @@ class PreparedData(Value):
 
 
 class PrepareJob(Value):
-    """What the tokenising process is asked to do."""
+    """What the tokenising process is asked to do. It ends when `parent_pid` is not its parent any more."""
 
     data: DataSection
     tokenizer_source: str
