@@ -37,6 +37,16 @@ def parse_directive(reply: bytes | str, size_limit_bytes: int = DIRECTIVE_SIZE_L
     return _directive(cast("list[tuple[str, object]]", pairs))
 
 
+def read_advice(reply: bytes | Refusal | None, size_limit_bytes: int = DIRECTIVE_SIZE_LIMIT_BYTES) -> ExecutiveDirective | Refusal | None:
+    """A planner's answer as the policy engine takes it: parsed, or the refusal that it already is, or None for no advice."""
+    return parse_directive(reply, size_limit_bytes) if isinstance(reply, bytes) else reply
+
+
+def reply_text(reply: bytes | Refusal | None, size_limit_bytes: int = DIRECTIVE_SIZE_LIMIT_BYTES) -> str | None:
+    """The reply as the journal keeps it: readable and of limited size. A reply that was taken is kept as it is."""
+    return reply[:size_limit_bytes].decode("utf-8", "replace") if isinstance(reply, bytes) else None
+
+
 def _refuse(reason: RefusalReason, detail: str) -> Refusal:
     return Refusal(reason=reason, detail=detail)
 

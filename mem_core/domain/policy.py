@@ -101,6 +101,9 @@ class LaneBounds(Value):
     revert_cool_down_segments: int = Field(
         default=5, ge=0, le=1_000, strict=True, description="Segments after a revert in which no change is taken."
     )
+    loss_spike_increase: float = Field(
+        default=0.5, gt=0, le=100, allow_inf_nan=False, strict=True, description="Relative loss rise over a segment that is instability."
+    )
     directive_size_limit_bytes: int = Field(default=DIRECTIVE_SIZE_LIMIT_BYTES, ge=2, le=1_048_576, strict=True)
 
     @model_validator(mode="after")
