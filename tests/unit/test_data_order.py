@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mem_core.runtime.data.order import sample_ids
@@ -14,6 +14,7 @@ def stream(seed: int, batches: range, global_batch_size: int, num_samples: int) 
     return [int(i) for batch in batches for i in sample_ids(seed, batch, global_batch_size, num_samples)]
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 2**63 - 1), num_samples=SIZES, global_batch_size=st.integers(1, 40), epochs=st.integers(1, 3))
 def test_each_epoch_holds_each_id_once(seed: int, num_samples: int, global_batch_size: int, epochs: int) -> None:
     needed = -(-num_samples * epochs // global_batch_size)
@@ -22,12 +23,14 @@ def test_each_epoch_holds_each_id_once(seed: int, num_samples: int, global_batch
         assert sorted(ids[epoch * num_samples : (epoch + 1) * num_samples]) == list(range(num_samples))
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 2**32), num_samples=SIZES, first=st.integers(1, 50), second=st.integers(1, 50))
 def test_the_stream_of_ids_does_not_depend_on_the_batch_size(seed: int, num_samples: int, first: int, second: int) -> None:
     total = first * second
     assert stream(seed, range(second), first, num_samples) == stream(seed, range(first), second, num_samples)[:total]
 
 
+@settings(deadline=None)
 @given(batch=st.integers(0, 10**12), num_samples=st.integers(1, 10**9), global_batch_size=st.integers(1, 3_000))
 def test_any_position_is_reached_directly_and_stays_in_range(batch: int, num_samples: int, global_batch_size: int) -> None:
     ids = sample_ids(7, batch, global_batch_size, num_samples)

@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mem_core.domain.plan import MemoryPlan
@@ -22,6 +22,7 @@ def batches(draw: st.DrawFn) -> tuple[np.ndarray, int, MemoryPlan]:
     return np.array(lengths, np.int32), ranks, plan
 
 
+@settings(deadline=None)
 @given(batches())
 def test_every_row_once_and_all_ranks_alike(batch: tuple[np.ndarray, int, MemoryPlan]) -> None:
     lengths, ranks, plan = batch
@@ -33,6 +34,7 @@ def test_every_row_once_and_all_ranks_alike(batch: tuple[np.ndarray, int, Memory
     assert {sum(len(micro) for micro in rank) for rank in split} == {len(lengths) // ranks}
 
 
+@settings(deadline=None)
 @given(batches())
 def test_bounds_are_kept(batch: tuple[np.ndarray, int, MemoryPlan]) -> None:
     lengths, ranks, plan = batch
@@ -43,6 +45,7 @@ def test_bounds_are_kept(batch: tuple[np.ndarray, int, MemoryPlan]) -> None:
             assert plan.micro_batch_tokens == 0 or padded <= plan.micro_batch_tokens or len(micro) == 1
 
 
+@settings(deadline=None)
 @given(batches())
 def test_the_split_is_a_pure_function(batch: tuple[np.ndarray, int, MemoryPlan]) -> None:
     lengths, ranks, plan = batch
@@ -51,6 +54,7 @@ def test_the_split_is_a_pure_function(batch: tuple[np.ndarray, int, MemoryPlan])
     assert (lengths == before).all()
 
 
+@settings(deadline=None)
 @given(batches())
 def test_ranks_carry_like_loads(batch: tuple[np.ndarray, int, MemoryPlan]) -> None:
     """Dealt out in sorted order, two ranks differ by no more than the longest row."""
@@ -83,6 +87,7 @@ def test_padding_is_little_on_data_with_a_long_tail() -> None:
     assert packed - lengths.sum() < (consecutive - lengths.sum()) / 3
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5_000), st.integers(1, 5_000))
 def test_padded_lengths_are_few_and_close(longest: int, extra: int) -> None:
     sequence_length = longest + extra

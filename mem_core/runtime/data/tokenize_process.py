@@ -18,6 +18,7 @@ from typing import Any, TextIO
 
 from mem_core.domain.errors import DataError, MemError, StoreUnavailable
 from mem_core.domain.request import DataSection
+from mem_core.runtime.data.acceptance import check_prepared
 from mem_core.runtime.data.cache import HashCache, fingerprint, load_prepared, publish, staging_folder
 from mem_core.runtime.data.encoders import Encoder, make_encoder
 from mem_core.runtime.data.reading import Readable, hash_file
@@ -54,8 +55,7 @@ def prepare_here(job: PrepareJob, on_progress: OnProgress) -> PreparedData:
         changed = [file.source.path for file in readable if not unchanged(file.source)]
         if changed:
             raise DataError("changed while it was read", field="data", value=changed[0], remedy="Run again once nothing writes to it")
-        if not prepared.num_samples:
-            return prepared
+        check_prepared(prepared, job.data, job.vocab_size)  # before publishing: rows after too many bad ones were not tokenised
         for spooled in folder.glob("source-*"):
             spooled.unlink()
         publish(folder, job.cache_dir, prepared)
