@@ -1,0 +1,92 @@
+"""`write_report`: the run as one HTML page that needs nothing from outside and no script."""
+
+import os
+from pathlib import Path
+
+from mem_core.domain.units import format_seconds
+from mem_core.infrastructure.telemetry.charts import draw
+from mem_core.infrastructure.telemetry.html import Html, element, escape, join, section
+from mem_core.infrastructure.telemetry.report_charts import all_charts, non_finite_steps
+from mem_core.infrastructure.telemetry.report_data import ReportData, load_report_data
+from mem_core.infrastructure.telemetry.report_sections import (
+    checkpoints_section,
+    environment_section,
+    faults_section,
+    identity_section,
+    memory_section,
+    policy_section,
+    problems_section,
+    request_section,
+)
+from mem_core.infrastructure.telemetry.report_style import CSS
+from mem_core.infrastructure.telemetry.report_summary import goodput_bar, headline, key_numbers, shown_time, status_chip
+
+REPORT_NAME = "report.html"
+
+
+def write_report(run_folder: Path) -> Path:
+    """Write `report.html` into the run folder from its journal, metrics and request; whole or not at all. Returns its path.
+
+    Works at any time: during the run, after a crash, with parts missing (the page names them). Imports matplotlib, so a
+    long-lived process had better call it at its end.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    page = render_report(load_report_data(run_folder))
+    final = run_folder / REPORT_NAME
+    temporary = run_folder / f".{REPORT_NAME}.{os.getpid()}"
+    try:
+        temporary.write_text(page, encoding="utf-8")
+        temporary.replace(final)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return final
+
+
+def render_report(data: ReportData) -> str:
+    """The page as text."""
+    run_id = data.result.run_id
+    head = join(
+        (
+            Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
+            Html("<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"),
+            element("title", f"{run_id}: MEM report"),
+            Html(f"<style>{CSS}</style>"),
+        )
+    )
+    body = element("main", *_parts(data))
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
+
+
+def _parts(data: ReportData) -> tuple[Html, ...]:
+    return (
+        element("h1", "Run ", data.result.run_id, " ", status_chip(data.result)),
+        element("p", headline(data), css="headline"),
+        key_numbers(data),
+        _charts(data),
+        section("Where the time went", goodput_bar(data), note=_goodput_note(data)),
+        faults_section(data),
+        checkpoints_section(data),
+        policy_section(data),
+        memory_section(data),
+        environment_section(data),
+        identity_section(data),
+        request_section(data),
+        problems_section(data),
+        element("footer", f"Folded from the journal up to {shown_time(data.timeline.last_unix_s)}. Written by MEM."),
+    )
+
+
+def _charts(data: ReportData) -> Html:
+    lost = non_finite_steps(data)
+    named = ", ".join(f"{step:,}" for step in lost[:10]) + (", ..." if lost.size > 10 else "")
+    note = f"{lost.size:,} steps had a loss that is not a finite number and are not in the curves: {escape(named)}." if lost.size else ""
+    return section("Curves", element("div", *(draw(chart) for chart in all_charts(data)), css="charts"), note=note)
+
+
+def _goodput_note(data: ReportData) -> str:
+    wall_s = sum(data.result.goodput.seconds.values())
+    return (
+        f"Every second of the run is in one bucket: {format_seconds(wall_s)} in all, {data.result.goodput.fraction:.1%} of them productive."
+    )

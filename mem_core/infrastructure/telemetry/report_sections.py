@@ -1,0 +1,186 @@
+"""The lower parts of the report: faults, checkpoints, policy, memory, environment, identity, request."""
+
+import json
+from typing import Any
+
+from mem_core.domain.events import PolicyDecided
+from mem_core.domain.plan import MemoryPlan
+from mem_core.domain.run import FaultRecord
+from mem_core.domain.units import format_bytes, format_seconds
+from mem_core.infrastructure.telemetry.html import Cell, Html, chip, details, element, escape, join, section, table
+from mem_core.infrastructure.telemetry.report_data import CheckpointRow, ReportData
+from mem_core.infrastructure.telemetry.report_summary import shown_time
+
+_SEVERITY_TONES = {"ok": "good", "notice": "plain", "warning": "warn", "failure": "bad"}
+_MAX_TEXT = 600
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + " ..."
+
+
+def _code(text: str) -> Html:
+    return element("code", text) if text else escape(None)
+
+
+def _when(time_unix_s: float) -> Html:
+    return element("span", shown_time(time_unix_s), css="moment")
+
+
+def faults_section(data: ReportData) -> Html:
+    """Every fault with its moment and what it cost."""
+    header = ("when", "kind", "struck at step", "went on from", "recovered in", "what was seen")
+    faults = table("Faults met, in order", header, [_fault_row(fault) for fault in data.result.faults], empty="No fault was met.")
+    return section("Faults", faults)
+
+
+def _fault_row(fault: FaultRecord) -> tuple[Cell, ...]:
+    recovered = escape("not measured") if fault.recovered_s is None else format_seconds(fault.recovered_s)
+    return (_when(fault.time_unix_s), fault.kind, fault.reached_step, fault.step, recovered, _short(fault.detail))
+
+
+def checkpoints_section(data: ReportData) -> Html:
+    """Every checkpoint with its verdict; those that rotation took, as it should, are folded away."""
+    header = ("step", "size", "saved in", "verdict", "level", "weights digest", "now")
+    rows = [data.timeline.checkpoints[step] for step in sorted(data.timeline.checkpoints)]
+    past = [_checkpoint_row(row) for row in rows if _is_past(row)]
+    present = [_checkpoint_row(row) for row in rows if not _is_past(row)]
+    parts = [table("Checkpoints that are there, were rejected or are not judged", header, present, empty="No checkpoint was written.")]
+    if past:
+        parts.append(details(f"{len(past):,} validated checkpoints taken away by rotation", table("Rotated", header, past, empty="")))
+    return section("Checkpoints", *parts)
+
+
+def _is_past(row: CheckpointRow) -> bool:
+    return bool(row.removed) and row.verdict is not None and row.verdict.valid
+
+
+def _checkpoint_row(row: CheckpointRow) -> tuple[Cell, ...]:
+    verdict = row.verdict
+    if verdict is None:
+        judged = chip("not judged", "plain")
+    else:
+        word = chip("valid", "good") if verdict.valid else chip("rejected", "bad")
+        judged = join((word, " ", _short("; ".join(verdict.reasons))))
+    saved = format_seconds(row.save_s) + (f" (saved {row.times_saved} times)" if row.times_saved > 1 else "")
+    fate = f"removed: {_short(row.removed)}" if row.removed else "kept"
+    return (row.step, format_bytes(row.size_bytes), saved, judged, verdict.level if verdict else None, _code(row.weights_digest[:16]), fate)
+
+
+def policy_section(data: ReportData) -> Html:
+    """Decisions that changed, clamped or refused something; plain ones are only counted."""
+    decisions = data.timeline.decisions
+    notable = [event for event in decisions if _is_notable(event)]
+    plain = len(decisions) - len(notable)
+    note = (
+        f"{len(decisions):,} decisions in all; {plain:,} of them let the request's own values pass and are not listed." if decisions else ""
+    )
+    header = ("segment", "steps", "decision", "reason", "applied", "clamps and refusals", "directive as received")
+    rows = [_decision_row(event) for event in notable]
+    return section("Policy", table("Decisions of the policy engine", header, rows, empty="Nothing was clamped or refused."), note=note)
+
+
+def _is_notable(event: PolicyDecided) -> bool:
+    return bool(event.directive_text or event.decision.clamps or not event.decision.allow or event.decision.not_applicable)
+
+
+def _decision_row(event: PolicyDecided) -> tuple[Cell, ...]:
+    decision, applied = event.decision, event.decision.applied_hyperparams
+    clamps = [f"{c.field}: asked {c.proposed:g}, applied {c.applied:g} (bound {c.bound}; {c.reason})" for c in decision.clamps]
+    ignored = [f"{name}: not applicable" for name in decision.not_applicable]
+    refused = [decision.detail] if decision.detail and not decision.allow else []
+    return (
+        event.segment_index,
+        f"{event.plan.from_step:,} to {event.plan.until_step:,}",
+        chip("allowed", "good") if decision.allow else chip("refused", "bad"),
+        decision.reason,
+        f"lr × {applied.lr_multiplier:g}, clip {applied.gradient_clip_norm:g}",
+        join(element("div", _short(text)) for text in (*clamps, *refused, *ignored)) or None,
+        _code(_short(event.directive_text or "")),
+    )
+
+
+def memory_section(data: ReportData) -> Html:
+    """Changes of the memory plan, each with its reason."""
+    header = ("from batch", "plan", "reason", "observed", "limit")
+    rows: list[tuple[Cell, ...]] = [
+        (
+            event.change.batch_index,
+            _plan_words(event.change.plan),
+            _short(event.change.reason),
+            format_bytes(event.observed_bytes) if event.observed_bytes else None,
+            format_bytes(event.limit_bytes) if event.limit_bytes else None,
+        )
+        for event in data.timeline.plan_changes
+    ]
+    return section("Memory plan", table("Changes of the memory plan", header, rows, empty="The plan never changed."))
+
+
+def _plan_words(plan: MemoryPlan) -> str:
+    rows = f"{plan.micro_batch_rows} rows" if plan.micro_batch_rows else "any number of rows"
+    tokens = f", {plan.micro_batch_tokens:,} tokens" if plan.micro_batch_tokens else ""
+    recompute = ", activations recomputed" if plan.activation_checkpointing else ""
+    offload = f", optimizer on {plan.offload_optimizer}" if plan.offload_optimizer != "none" else ""
+    return rows + tokens + recompute + offload
+
+
+def environment_section(data: ReportData) -> Html:
+    """What the doctor found."""
+    report = data.timeline.environment
+    if report is None:
+        return section("Environment", element("p", "The doctor has not reported.", css="quiet"))
+    note = (
+        f"{report.device} ({report.device_reason}), {report.dtype}, {report.num_cores} cores, {report.threads_per_rank} threads per rank."
+    )
+    rows: list[tuple[Cell, ...]] = [
+        (chip(finding.severity, _SEVERITY_TONES[finding.severity]), finding.check, _short(finding.observed), finding.needed, finding.remedy)
+        for finding in sorted(report.findings, key=lambda finding: -list(_SEVERITY_TONES).index(finding.severity))
+    ]
+    findings = table("The doctor's findings", ("severity", "check", "observed", "needed", "remedy"), rows, empty="No findings.")
+    limits: list[tuple[Cell, ...]] = [
+        (budget.kind, name, format_bytes(size_bytes), "binds" if name == budget.binding_limit else "")
+        for budget in report.memory
+        for name, size_bytes in budget.limits_bytes.items()
+    ]
+    return section("Environment", findings, table("Memory limits", ("memory", "limit", "size", ""), limits, empty=""), note=note)
+
+
+def identity_section(data: ReportData) -> Html:
+    """Digests and fingerprints: what two runs are compared by."""
+    result = data.result
+    versions = data.timeline.environment.versions if data.timeline.environment else {}
+    facts = {
+        "trajectory digest": result.trajectory_digest,
+        "weights digest": result.weights_digest,
+        **_flat(data.facts),
+        **{f"version of {name}": version for name, version in versions.items()},
+    }
+    rows: list[tuple[Cell, ...]] = [(name, _code(_short(str(value)))) for name, value in facts.items()]
+    return section("Identity", table("Digests, fingerprints and versions", ("what", "value"), rows, empty=""))
+
+
+def _flat(tree: dict[str, Any], prefix: str = "", depth: int = 3) -> dict[str, str]:
+    flat: dict[str, str] = {}
+    for name, value in tree.items():
+        if isinstance(value, dict) and depth > 0:
+            flat.update(_flat(value, f"{prefix}{name} / ", depth - 1))
+        else:
+            flat[f"{prefix}{name}"] = value if isinstance(value, str) else json.dumps(value)
+    return flat
+
+
+def request_section(data: ReportData) -> Html:
+    """The request as resolved."""
+    if not data.request:
+        return Html("")
+    text = json.dumps(data.request, indent=2, ensure_ascii=False)
+    return section("Request", details("The request with every default filled in", element("pre", text, tabindex="0")))
+
+
+def problems_section(data: ReportData) -> Html:
+    """Notes of the run, and what this report could not read."""
+    notes: list[tuple[Cell, ...]] = [(_when(time_s), _short(text)) for time_s, text in data.timeline.notes]
+    parts = [table("Notes in the journal", ("when", "note"), notes, empty="")] if notes else []
+    if data.problems:
+        parts.append(table("Left out because it could not be read", ("what",), [(problem,) for problem in data.problems], empty=""))
+    return section("Notes", *parts) if parts else Html("")
