@@ -129,7 +129,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, derandomize=True)
 def test_arbitrary_json_is_taken_or_refused(value: object) -> None:
     parsed = parse_directive(json.dumps(value))
     if isinstance(parsed, ExecutiveDirective):
@@ -140,6 +140,6 @@ def test_arbitrary_json_is_taken_or_refused(value: object) -> None:
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, derandomize=True)
 def test_arbitrary_bytes_are_taken_or_refused(reply: bytes) -> None:
     assert parse_directive(reply) == parse_directive(reply)
