@@ -29,7 +29,7 @@ class MemoryBudget(Value):
     kind: Literal["host", "device"]
     budget_bytes: int
     binding_limit: str
-    limits_bytes: dict[str, int] = Field({}, description="Every limit seen, by name.")
+    limits_bytes: dict[str, int] = Field(default={}, description="Every limit seen, by name.")
 
 
 class EnvironmentReport(Value):
@@ -42,12 +42,12 @@ class EnvironmentReport(Value):
     threads_per_rank: int
     versions: dict[str, str]
     memory: tuple[MemoryBudget, ...]
-    estimates_bytes: dict[str, int] = Field({}, description="Predicted sizes: parameters, training peak, checkpoint, ...")
+    estimates_bytes: dict[str, int] = Field(default={}, description="Predicted sizes: parameters, training peak, checkpoint, ...")
     findings: tuple[Finding, ...]
     num_ranks: int = 1
-    micro_batch_rows: int = Field(1, description="Rows per forward pass and rank that the memory estimate was made for.")
-    max_build_jobs: int = Field(1, description="Compilers that may run at the same time (MAX_JOBS).")
-    stale_locks: tuple[str, ...] = Field((), description="Op-build lock files that the prepare step removes.")
+    micro_batch_rows: int = Field(default=1, description="Rows per forward pass and rank that the memory estimate was made for.")
+    max_build_jobs: int = Field(default=1, description="Compilers that may run at the same time (MAX_JOBS).")
+    stale_locks: tuple[str, ...] = Field(default=(), description="Op-build lock files that the prepare step removes.")
 
     @property
     def failures(self) -> tuple[Finding, ...]:
@@ -59,15 +59,17 @@ class ModelNumbers(Value):
     """The sizes of a model that the doctor calculates with."""
 
     num_parameters: int = Field(ge=1, description="Unique parameters; tied weights once.")
-    num_trainable_parameters: int | None = Field(None, ge=1, description="Parameters that are trained; None means all.")
+    num_trainable_parameters: int | None = Field(default=None, ge=1, description="Parameters that are trained; None means all.")
     num_layers: int = Field(ge=1)
     hidden_size: int = Field(ge=1)
-    intermediate_size: int = Field(0, ge=0, description="Width of the MLP; 0 means 4 x hidden_size.")
+    intermediate_size: int = Field(default=0, ge=0, description="Width of the MLP; 0 means 4 x hidden_size.")
     vocab_size: int = Field(ge=1, description="Rows of the embedding.")
-    num_heads: int = Field(1, ge=1)
-    num_kv_heads: int | None = Field(None, ge=1, description="None means num_heads.")
-    max_positions: int | None = Field(None, ge=1, description="Longest sequence that the model takes; None means no limit is stated.")
-    tokenizer_vocab_size: int | None = Field(None, ge=1, description="Number of tokens, added ones included; None means unknown.")
+    num_heads: int = Field(default=1, ge=1)
+    num_kv_heads: int | None = Field(default=None, ge=1, description="None means num_heads.")
+    max_positions: int | None = Field(
+        default=None, ge=1, description="Longest sequence that the model takes; None means no limit is stated."
+    )
+    tokenizer_vocab_size: int | None = Field(default=None, ge=1, description="Number of tokens, added ones included; None means unknown.")
     tied: bool = False
 
 
@@ -75,7 +77,7 @@ class DataFile(Value):
     """One input file as a first look saw it. `problem` is empty when its first bytes could be read."""
 
     path: str
-    size_bytes: int = Field(0, ge=0)
+    size_bytes: int = Field(default=0, ge=0)
     problem: str = ""
 
 
@@ -83,8 +85,8 @@ class DataNumbers(Value):
     """A first look at the data; the row-by-row check belongs to the data preparer."""
 
     files: tuple[DataFile, ...] = ()
-    problems: tuple[str, ...] = Field((), description="Patterns that match nothing, stores that do not answer.")
-    longest_row_tokens: int | None = Field(None, ge=1, description="Longest admissible row; None means sequence_length.")
+    problems: tuple[str, ...] = Field(default=(), description="Patterns that match nothing, stores that do not answer.")
+    longest_row_tokens: int | None = Field(default=None, ge=1, description="Longest admissible row; None means sequence_length.")
 
 
 class DeviceReading(Value):
@@ -120,7 +122,7 @@ class StoreObservation(Value):
 
     location: str
     local: bool = True
-    relative: bool = Field(False, description="The request gave a relative path, resolved here.")
+    relative: bool = Field(default=False, description="The request gave a relative path, resolved here.")
     endpoint: str = ""
     problem: str = ""
 
@@ -139,12 +141,12 @@ class BuildObservation(Value):
 
     folder: str
     folder_writable: bool = True
-    compiler: str = Field("", description="The C++ compiler that runs; empty when none does.")
+    compiler: str = Field(default="", description="The C++ compiler that runs; empty when none does.")
     compiler_problem: str = ""
-    ninja: str = Field("", description="The version that ninja printed; empty when it does not run.")
+    ninja: str = Field(default="", description="The version that ninja printed; empty when it does not run.")
     ninja_problem: str = ""
-    built_ops: tuple[str, ...] = Field((), description="Ops whose compiled library is there and can be opened.")
-    broken_ops: tuple[str, ...] = Field((), description="Ops whose compiled library is there and cannot be opened, with why.")
+    built_ops: tuple[str, ...] = Field(default=(), description="Ops whose compiled library is there and can be opened.")
+    broken_ops: tuple[str, ...] = Field(default=(), description="Ops whose compiled library is there and cannot be opened, with why.")
     locks: tuple[LockObservation, ...] = ()
 
 
@@ -173,14 +175,16 @@ class MachineObservations(Value):
     cpu_flags: tuple[str, ...] = ()
     versions: dict[str, str] = {}
     accelerator: AcceleratorObservation
-    host_limits: dict[str, int] = Field({}, description="Bytes still available under each limit of resident host memory, by name.")
-    address_space_limits: dict[str, int] = Field({}, description="Bytes left under RLIMIT_AS and RLIMIT_DATA; counted in address space.")
-    pids_left: int | None = Field(None, description="Processes and threads that may still be started; None means no limit.")
+    host_limits: dict[str, int] = Field(default={}, description="Bytes still available under each limit of resident host memory, by name.")
+    address_space_limits: dict[str, int] = Field(
+        default={}, description="Bytes left under RLIMIT_AS and RLIMIT_DATA; counted in address space."
+    )
+    pids_left: int | None = Field(default=None, description="Processes and threads that may still be started; None means no limit.")
     store: StoreObservation
-    store_folder: FolderObservation | None = Field(None, description="None for remote stores.")
-    shared_memory: FolderObservation | None = Field(None, description="/dev/shm; None when it is missing.")
+    store_folder: FolderObservation | None = Field(default=None, description="None for remote stores.")
+    shared_memory: FolderObservation | None = Field(default=None, description="/dev/shm; None when it is missing.")
     build: BuildObservation
     holder: HolderObservation | None = None
     saved: SavedRun | None = None
-    leftovers: tuple[str, ...] = Field((), description="Processes of earlier attempts of this run that are still alive.")
+    leftovers: tuple[str, ...] = Field(default=(), description="Processes of earlier attempts of this run that are still alive.")
     stale_rank_variables: tuple[str, ...] = ()
