@@ -10,27 +10,30 @@ import pytest
 from mem_core.core.directive_parser import parse_directive
 from mem_core.domain.advice import Planner, TelemetrySummary
 from mem_core.domain.directive import ExecutiveDirective, Refusal
+from mem_core.domain.errors import RequestError
 from mem_core.domain.plan import Hyperparams
 from mem_core.domain.policy import BUILT_IN_BOUNDS
+from mem_core.domain.request import PlannerSection
+from mem_core.infrastructure.planner.build import build_planner
 from mem_core.infrastructure.planner.http import HttpPlanner
-from mem_core.infrastructure.planner.none import NoPlanner
-from mem_core.infrastructure.planner.rules import RulesPlanner
 
 TIME_LIMIT_S = 0.3
 TINY = Hyperparams(lr_multiplier=1e-6, gradient_clip_norm=1e-6, loss_scale_initial_power=0)
 
 
-@pytest.fixture(params=["none", "rules", "http to nobody", "http to silence"])
+@pytest.fixture(params=["none", "rules", "http to nobody", "http to silence", "https to silence"])
 def planner(request: pytest.FixtureRequest) -> Iterator[Planner]:
-    """Each adapter; the HTTP one at a port where nobody listens, and at one that takes the connection and says nothing."""
+    """Each adapter; the HTTP one where nobody listens, and where the connection is taken and nothing is said."""
     if request.param in ("none", "rules"):
-        yield NoPlanner() if request.param == "none" else RulesPlanner()
+        yield build_planner(PlannerSection(kind=request.param))
         return
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
-        if request.param == "http to silence":
+        if "silence" in request.param:
             server.listen()
-        yield HttpPlanner(f"http://127.0.0.1:{server.getsockname()[1]}", "some-model", "sk-canary", time_limit_s=TIME_LIMIT_S)
+        url = f"{request.param.split()[0]}://127.0.0.1:{server.getsockname()[1]}/v1"
+        section = PlannerSection(kind="openai", base_url=url, model="some-model", time_limit_s=TIME_LIMIT_S)
+        yield build_planner(section, api_key="sk-canary")
 
 
 @pytest.mark.parametrize(
@@ -51,3 +54,13 @@ def test_planner(planner: Planner, seen: dict[str, Any]) -> None:
     assert answer is None or isinstance(answer, bytes | Refusal)
     if isinstance(answer, bytes):
         assert isinstance(parse_directive(answer), ExecutiveDirective)
+
+
+@pytest.mark.parametrize(("values", "field"), [({"model": "m"}, "base_url"), ({"base_url": "http://h/v1"}, "model")])
+def test_an_endpoint_needs_a_url_and_a_model(values: dict[str, str], field: str) -> None:
+    with pytest.raises(RequestError, match=rf"policy\.planner\.{field}"):
+        build_planner(PlannerSection(kind="openai", **values))
+
+
+def test_the_environments_base_url_stands_in() -> None:
+    assert isinstance(build_planner(PlannerSection(kind="openai", model="m"), default_base_url="http://h/v1"), HttpPlanner)

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import ssl
 import threading
 import time
 from typing import Any, Self
@@ -33,14 +34,19 @@ class HttpPlanner:
         *,
         time_limit_s: float = 10.0,
         size_limit_bytes: int = DIRECTIVE_SIZE_LIMIT_BYTES,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Raises RequestError where the URL or the key cannot be used; the message holds neither key nor URL credentials."""
+        """`tls` replaces the usual trusted authorities, for an endpoint with a private one.
+
+        Raises RequestError where the URL or the key cannot be used; the message holds neither key nor URL credentials.
+        """
         self._url = _endpoint(base_url)
         self._headers = _headers(api_key)
         self._secrets = (api_key,) if api_key else ()
         self._model = model
         self._time_limit_s = time_limit_s
         self._size_limit_bytes = size_limit_bytes
+        self._tls = tls
 
     def advise(self, summary: TelemetrySummary) -> bytes | Refusal:
         """The content of the endpoint's message, or why there is none. Never raises for anything that the endpoint does."""
@@ -60,7 +66,9 @@ class HttpPlanner:
         """One request: the raw body or a refusal, and whether another try makes sense."""
         try:
             with (
-                httpx.Client(trust_env=False, follow_redirects=False, timeout=guard.remaining_s()) as client,
+                httpx.Client(
+                    trust_env=False, follow_redirects=False, timeout=guard.remaining_s(), verify=self._tls if self._tls else True
+                ) as client,
                 client.stream("POST", self._url, content=body, headers=self._headers, extensions={"trace": guard.trace}) as response,
             ):
                 return self._read(response, guard)
@@ -133,7 +141,8 @@ class _SocketGuard:
     def _shut(self) -> None:
         try:
             if self._socket is not None:
-                self._socket.shutdown(socket.SHUT_RDWR)
+                # The base class's shutdown: SSLSocket's own one pulls the TLS state away from under the reading thread.
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
         except OSError:
             pass  # closed already, which is what was wanted
 
