@@ -11,8 +11,8 @@ import pytest
 
 from mem_core.domain.errors import DataError, RequestError
 from mem_core.domain.request import DataSection
-from mem_core.runtime.data.dataset import TokenDataset
 from mem_core.runtime.data.acceptance import check_prepared
+from mem_core.runtime.data.dataset import TokenDataset
 from mem_core.runtime.data.sources import STDLIB_CAP_BYTES, resolve_files
 from mem_core.runtime.data.tokenize_process import prepare_here
 from mem_core.runtime.data.values import PreparedData, PrepareJob, PrepareProgress

@@ -71,7 +71,7 @@ def _from_cache(data: DataSection, tokenizer_source: str, cache_dir: Path) -> Pr
 def _run(job: PrepareJob, on_progress: Callable[[PrepareProgress], None]) -> PreparedData:
     with tempfile.TemporaryFile() as complaints:
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "mem_core.runtime.data.tokenize_process"],
+            [sys.executable, "-P", "-X", "utf8", "-m", "mem_core.runtime.data.tokenize_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=complaints,

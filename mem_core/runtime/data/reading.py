@@ -78,7 +78,13 @@ def _refuse_compressed(block: bytes, file: SourceFile) -> None:
 
 def read_units(file: Readable, data: DataSection) -> Iterator[tuple[int, Read]]:
     """(bytes gone through, what they hold) in order: a unit, a bad row, or None for a blank line or a blank file."""
-    with open(file.path, "rb") as stream:
+    try:
+        stream = open(file.path, "rb")  # noqa: SIM115 - closed by the with below; only opening may fail here
+    except OSError as exc:
+        raise DataError(
+            f"the file cannot be read: {exc}", field="data", value=file.source.path, remedy="Check the file and its permissions"
+        ) from exc
+    with stream:
         _refuse_compressed(stream.read(2), file.source)
         stream.seek(0)
         reader = _read_jsonl(stream, data) if file.source.kind == "jsonl" else _read_text(stream, file, data)

@@ -5,7 +5,6 @@ own memory and its own core, and dies with its parent: by signal, and by the end
 """
 
 import ctypes
-import errno
 import json
 import os
 import signal
@@ -31,7 +30,6 @@ from mem_core.runtime.models.folders import tokenizer_identity
 
 _PR_SET_PDEATHSIG = 1
 _PROGRESS_EVERY_S = 0.2
-_STORE_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 def prepare_here(job: PrepareJob, on_progress: OnProgress) -> PreparedData:
@@ -183,8 +181,10 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(3)
 
 
-def _leave_at_end_of_input(stream: TextIO) -> None:
-    stream.read()
+def _leave_at_end_of_input() -> None:
+    """Reads the bare descriptor: a thread inside a buffered reader makes the interpreter abort when it ends."""
+    while os.read(0, 4_096):
+        pass
     os._exit(3)
 
 
@@ -192,9 +192,9 @@ def main() -> None:
     """Read the job, do it, answer."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
-    job = PrepareJob.model_validate_json(sys.stdin.readline())
+    job = PrepareJob.model_validate_json(sys.stdin.buffer.readline())
     die_with_parent(job.parent_pid)
-    threading.Thread(target=_leave_at_end_of_input, args=(sys.stdin,), daemon=True).start()
+    threading.Thread(target=_leave_at_end_of_input, daemon=True).start()
     answer = _answer(job, lambda progress: _say(answers, {"progress": progress.model_dump(mode="json")}))
     _say(answers, answer)
     answers.close()
@@ -210,9 +210,7 @@ def _answer(job: PrepareJob, on_progress: Callable[[PrepareProgress], None]) -> 
         return {"prepared": prepare_here(job, on_progress).model_dump(mode="json")}
     except MemError as error:
         return {"error": error_to_json(error)}
-    except OSError as error:
-        if error.errno not in _STORE_ERRNOS:
-            raise
+    except OSError as error:  # sources raise DataError by themselves
         unfit = StoreUnavailable(
             f"prepared data cannot be written: {error.strerror}",
             field="cache",
