@@ -43,23 +43,18 @@ def table(caption: str, header: Sequence[str], rows: Sequence[Sequence[Cell]], *
     if not rows:
         return element("p", empty, css="quiet") if empty else Html("")
     shown = rows[-MAX_ROWS:]
-    numeric = {place for row in shown for place, value in enumerate(row) if _is_number(value)}
+    numeric = {place for row in shown for place, value in enumerate(row) if isinstance(value, int | float)}
     head = element("tr", *(element("th", name, css="number" if place in numeric else "", scope="col") for place, name in enumerate(header)))
-    body = join(element("tr", *(_cell(value) for value in row)) for row in shown)
+    body = join(element("tr", *(_cell(value, numeric=place in numeric) for place, value in enumerate(row))) for row in shown)
     left_out = len(rows) - len(shown)
     note = element("p", f"{left_out:,} earlier rows are in the journal.", css="quiet") if left_out else Html("")
     parts = element("table", element("caption", caption), element("thead", head), element("tbody", body))
     return join((element("div", parts, css="scroll", tabindex="0", role="region", aria_label=caption), note))
 
 
-def _is_number(value: Cell) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _cell(value: Cell) -> Html:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return element("td", value)
-    return element("td", f"{value:,}" if isinstance(value, int) else f"{value:,.4g}", css="number")
+def _cell(value: Cell, *, numeric: bool) -> Html:
+    text = f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
+    return element("td", text, css="number" if numeric else "")
 
 
 def section(title: str, *content: object, note: str = "") -> Html:

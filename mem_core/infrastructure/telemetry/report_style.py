@@ -48,7 +48,7 @@ p { margin: 6px 0; }
 .chart figcaption small { font-weight: 400; color: var(--muted); margin-left: 4px; }
 .chart svg { display: block; width: 100%; height: auto; }
 .chart svg * { stroke-linejoin: round; stroke-linecap: butt; }
-.scroll { overflow-x: auto; }
+.scroll { overflow-x: auto; } .scroll + .scroll { margin-top: 16px; }
 table { border-collapse: collapse; width: 100%; font-size: 13.5px; background: var(--card); }
 caption { text-align: left; color: var(--muted); font-size: 13px; padding: 0 0 6px; background: var(--bg); }
 th, td { text-align: left; vertical-align: top; padding: 6px 10px; border-bottom: 1px solid var(--line);
