@@ -1,0 +1,289 @@
+"""The run folder: who may write it (lease, fencing), what happened in it (journal), what it is a run of (run.json).
+
+The claim of an attempt is the create-only journal file `journal/attempt-000N.jsonl`: exactly one process can make it, and
+whoever sees a higher one is fenced. `lease.json` says for people and for the next start who holds the run and until when.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from mem_core.domain.errors import RequestError, RunHeld, StoreUnavailable
+from mem_core.domain.events import AttemptStarted, Event, JournalLine
+from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.units import Value
+from mem_core.infrastructure.process_facts import boot_id, start_ticks
+
+LEASE_S = 30.0
+GENESIS_SHA256 = "0" * 64
+ALLOWED_CHANGES = (
+    "store", "training.max_steps", "training.max_steps_limit", "training.segment_steps", "checkpoint", "policy", "resilience", "chaos",
+    "memory.mode", "memory.budget", "memory.high_watermark", "memory.low_watermark",
+)  # fmt: skip
+
+
+class Lease(Value):
+    """Who holds a run. On one machine pid, start time and boot id name the holder for certain."""
+
+    run_id: str
+    attempt: int
+    pid: int
+    start_ticks: int
+    boot_id: str
+    host: str
+    since_unix_s: float
+    expires_unix_s: float
+    released: bool = False
+
+    def holder_alive(self, now_unix_s: float) -> bool:
+        """Whether the holder may still write: certain on this machine, by the lease time elsewhere."""
+        if self.released:
+            return False
+        if self.host == socket.gethostname() and self.boot_id == boot_id() and start_ticks(self.pid) != self.start_ticks:
+            return False
+        if self.host == socket.gethostname() and self.boot_id != boot_id():
+            return False
+        return now_unix_s < self.expires_unix_s
+
+
+class RunRecord(Value):
+    """run.json: what this run is. Frozen at birth but for the changes named as allowed."""
+
+    run_id: str
+    request: RuntimeRequest
+    device: str
+    dtype: str
+    data_fingerprint: str
+    model_fingerprint: str
+    versions: dict[str, str] = {}
+    born_unix_s: float = 0.0
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a small file as a whole: a reader sees the old or the new text, after a crash too."""
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as exc:
+        raise StoreUnavailable(
+            "cannot write", field="store", value=f"{path}: {exc.strerror}", remedy="Free space or give a writable store."
+        ) from exc
+
+
+def read_journal(folder: Path) -> list[JournalLine]:
+    """Every complete line of every attempt, in order. A last line cut by a crash is dropped."""
+    return [JournalLine.model_validate_json(raw) for raw in _raw_lines(folder)]
+
+
+def _raw_lines(folder: Path) -> Iterator[bytes]:
+    for path in sorted(folder.glob("attempt-*.jsonl")):
+        for raw in path.read_bytes().split(b"\n")[:-1]:
+            with contextlib.suppress(ValidationError):
+                JournalLine.model_validate_json(raw)
+                yield raw
+
+
+class StateManager:
+    """Holds one run folder for one attempt. Create with `acquire`; every writer asks `fence` before it publishes."""
+
+    def __init__(self, folder: Path, run_id: str, attempt: int, clock: Callable[[], float]) -> None:
+        self.folder = folder
+        self.run_id = run_id
+        self.attempt = attempt
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._path = _journal_path(folder, attempt)
+        self.lines: list[JournalLine] = []
+        self._previous_sha256 = GENESIS_SHA256
+        self._stop_renewal = threading.Event()
+
+    @classmethod
+    def acquire(cls, root: Path, run_id: str, clock: Callable[[], float] = time.time, lease_s: float = LEASE_S) -> "StateManager":
+        """Take the run folder, replacing a dead holder at once and a silent one after its lease.
+
+        Raises:
+            RunHeld: another process holds it (who, since when). StoreUnavailable: the folder cannot be written.
+        """
+        folder = root / run_id
+        try:
+            (folder / "journal").mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise StoreUnavailable(
+                "cannot create the run folder", field="store", value=f"{folder}: {exc.strerror}", remedy="Give a writable local folder."
+            ) from exc
+        lease = read_lease(folder)
+        if lease is not None and lease.holder_alive(clock()):
+            raise _held(lease)
+        state = cls(folder, run_id, _newest_attempt(folder) + 1, clock)
+        state._claim(lease_s)
+        return state
+
+    def _claim(self, lease_s: float) -> None:
+        raw = list(_raw_lines(self.folder / "journal"))
+        self.lines = [JournalLine.model_validate_json(line) for line in raw]
+        if raw:
+            self._previous_sha256 = hashlib.sha256(raw[-1]).hexdigest()
+        try:
+            os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        except FileExistsError as exc:
+            raise RunHeld(
+                f"run {self.run_id} was taken by another start in the same moment", remedy="Wait for it, or use another run_id."
+            ) from exc
+        except OSError as exc:
+            raise StoreUnavailable("cannot write the journal", value=exc.strerror, remedy="Free space or give a writable store.") from exc
+        self._write_lease(lease_s, released=False)
+        renewal = threading.Thread(target=self._renew, args=(lease_s,), name="lease-renewal", daemon=True)
+        renewal.start()
+
+    def _write_lease(self, lease_s: float, released: bool) -> None:
+        now = self._clock()
+        pid = os.getpid()
+        since = getattr(self, "_since_unix_s", now)
+        self._since_unix_s = since
+        lease = Lease(
+            run_id=self.run_id, attempt=self.attempt, pid=pid, start_ticks=start_ticks(pid) or 0, boot_id=boot_id(),
+            host=socket.gethostname(), since_unix_s=since, expires_unix_s=now + lease_s, released=released,
+        )  # fmt: skip
+        write_atomically(self.folder / "lease.json", lease.model_dump_json(indent=2))
+
+    def _renew(self, lease_s: float) -> None:
+        while not self._stop_renewal.wait(lease_s / 3):
+            if self.fenced_by() is not None:
+                return
+            with contextlib.suppress(StoreUnavailable):  # a full disk must not end training; the next try may succeed
+                self._write_lease(lease_s, released=False)
+
+    def release(self) -> None:
+        """Give the run back, unless a newer attempt has it already."""
+        self._stop_renewal.set()
+        if self.fenced_by() is None:
+            with contextlib.suppress(StoreUnavailable):
+                self._write_lease(0.0, released=True)
+
+    def fenced_by(self) -> int | None:
+        """The newer attempt that has taken over, or None."""
+        return self.attempt + 1 if _journal_path(self.folder, self.attempt + 1).exists() else None
+
+    def fence(self) -> None:
+        """Raises RunHeld where a newer attempt has begun: this one must neither publish nor delete any more."""
+        if self.fenced_by() is not None:
+            lease = read_lease(self.folder)
+            raise (
+                _held(lease)
+                if lease is not None
+                else RunHeld(f"run {self.run_id} was taken over", remedy="Another process goes on with it; nothing is to be done here.")
+            )
+
+    def emit(self, event: Event) -> JournalLine:
+        """Append one event, durably. The line carries the SHA-256 of the line before it."""
+        with self._lock:
+            line = JournalLine(
+                sequence=len(self.lines),
+                time_unix_s=self._clock(),
+                attempt=self.attempt,
+                previous_sha256=self._previous_sha256,
+                event=event,
+            )
+            raw = line.model_dump_json().encode()
+            try:
+                with self._path.open("ab") as file:
+                    file.write(raw + b"\n")
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError as exc:
+                raise StoreUnavailable(
+                    "cannot write the journal",
+                    value=f"{self._path}: {exc.strerror}",
+                    remedy="Free space; the run resumes by the same command.",
+                ) from exc
+            self._previous_sha256 = hashlib.sha256(raw).hexdigest()
+            self.lines.append(line)
+            return line
+
+    def start_attempt(self, resumed_step: int | None, note: str = "") -> None:
+        """Journal that this process drives the run now."""
+        self.emit(AttemptStarted(attempt=self.attempt, pid=os.getpid(), host=socket.gethostname(), resumed_step=resumed_step, note=note))
+
+    # -- run.json -------------------------------------------------------------------------------------------------------
+
+    def record(self) -> RunRecord | None:
+        """run.json, or None before birth."""
+        path = self.folder / "run.json"
+        return RunRecord.model_validate_json(path.read_bytes()) if path.exists() else None
+
+    def write_record(self, record: RunRecord) -> None:
+        """Store what this run is."""
+        write_atomically(self.folder / "run.json", record.model_dump_json(indent=2))
+
+
+def reconcile(stored: RuntimeRequest, asked: RuntimeRequest) -> RuntimeRequest:
+    """The request that a resumed run goes on with: what was asked, on the frozen values of birth.
+
+    Raises:
+        RequestError: a value that decides the weights differs from the one the run was born with.
+    """
+    old, new = stored.model_dump(mode="json"), asked.model_dump(mode="json")
+    new["training"]["schedule_steps"] = _frozen_horizon(old, asked)
+    for path, before, after in _differences(old, new):
+        if not any(path == allowed or path.startswith(allowed + ".") for allowed in ALLOWED_CHANGES):
+            raise RequestError(
+                f"run {stored.run_id} was born with {before!r} and cannot change it on resume",
+                field=path,
+                value=repr(after),
+                bound="only more steps, what is kept, limits, policy and resilience may change",
+                remedy=f"Set {path} back to {before!r}, or use a new run_id.",
+            )
+    return RuntimeRequest.model_validate(new)
+
+
+def _frozen_horizon(old: dict[str, Any], asked: RuntimeRequest) -> int:
+    """The schedule's horizon is frozen at birth; leaving it out of a later request means "as it was"."""
+    return asked.training.schedule_steps or old["training"]["schedule_steps"]
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    for key in old.keys() | new.keys():
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            yield from _differences(before, after, f"{prefix}{key}.")
+        elif before != after:
+            yield f"{prefix}{key}", before, after
+
+
+def read_lease(folder: Path) -> Lease | None:
+    """lease.json, or None where there is none or it cannot be read."""
+    try:
+        return Lease.model_validate(json.loads((folder / "lease.json").read_text()))
+    except (OSError, ValueError):
+        return None
+
+
+def _held(lease: Lease) -> RunHeld:
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(lease.since_unix_s))
+    return RunHeld(
+        f"run {lease.run_id} is held by process {lease.pid} on {lease.host} since {since} (attempt {lease.attempt})",
+        remedy=f"Wait for it, stop it with: mem stop {lease.run_id}, or use another run_id.",
+    )
+
+
+def _journal_path(folder: Path, attempt: int) -> Path:
+    return folder / "journal" / f"attempt-{attempt:04d}.jsonl"
+
+
+def _newest_attempt(folder: Path) -> int:
+    numbers = [int(path.stem.removeprefix("attempt-")) for path in (folder / "journal").glob("attempt-*.jsonl")]
+    return max(numbers, default=0)

@@ -1,0 +1,40 @@
+"""Compile DeepSpeed's ops once, in a process of its own: `python -m mem_core.runtime.deepspeed.build_ops NAME...`.
+
+Prints one line per op, so that the caller can show what is being built. Run by the prepare step with a deadline; a worker
+then only loads what is there.
+"""
+
+import sys
+import time
+
+
+def ops_needed(device: str, zero_stage: int, offload_optimizer: str) -> tuple[str, ...]:
+    """Builder names of the ops that an engine loads at birth on this device."""
+    names: list[str] = []
+    if device == "cpu":
+        names.append("ShareMemCommBuilder")
+    if zero_stage >= 1:
+        names.append("UtilsBuilder")
+    if offload_optimizer == "cpu" and zero_stage >= 1:
+        names.append("CPUAdamBuilder")
+    return tuple(names)
+
+
+def main(names: list[str]) -> int:
+    """Build and load each op; the compiler's own words go to standard output."""
+    from deepspeed.accelerator import get_accelerator
+
+    for name in names:
+        started_s = time.monotonic()
+        print(f"building {name}", flush=True)
+        builder = get_accelerator().create_op_builder(name)
+        if builder is None:
+            print(f"{name} is not offered on this accelerator", flush=True)
+            continue
+        builder.load()
+        print(f"built {name} in {time.monotonic() - started_s:.1f} s", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

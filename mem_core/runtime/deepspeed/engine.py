@@ -1,0 +1,159 @@
+"""Building a DeepSpeed engine and the few places where MEM reaches into it. With `runner` and `snapshot` the only importers."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils import safe_get_full_fp32_param
+from deepspeed.utils.logging import logger as deepspeed_logger
+from deepspeed.utils.tensor_fragment import fragment_address
+
+from mem_core.domain.checkpoint import TrainingPosition
+from mem_core.domain.errors import InternalError
+from mem_core.domain.plan import Hyperparams
+from mem_core.domain.request import TrainingSection
+from mem_core.runtime.deepspeed.snapshot import CollectingCheckpointEngine, weights_digest
+
+TAG = "engine"
+SAFE_CLASSES: list[Any] = [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]
+
+
+class NonFiniteGradient(ArithmeticError):
+    """The global gradient norm is not a finite number; the update was not applied."""
+
+
+def initialise_distributed(rank: int, num_ranks: int, device: str, rendezvous: str) -> None:
+    """Join the process group of this try through a file store: no port is taken or left behind."""
+    backend = "nccl" if device == "cuda" else "gloo"
+    torch.distributed.init_process_group(backend, init_method=f"file://{rendezvous}", rank=rank, world_size=num_ranks)
+    deepspeed_logger.setLevel(logging.WARNING)
+    deepspeed.init_distributed(dist_backend=backend, verbose=False)
+
+
+def build_optimizer(model: torch.nn.Module, training: TrainingSection) -> torch.optim.AdamW:
+    """AdamW (Loshchilov & Hutter 2019), fused kernel; weight decay on matrices only, as GPT-3 and Llama train."""
+    matrices = [parameter for parameter in model.parameters() if parameter.requires_grad and parameter.dim() >= 2]
+    others = [parameter for parameter in model.parameters() if parameter.requires_grad and parameter.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": training.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=training.learning_rate, betas=training.betas, eps=training.eps, fused=True
+    )
+
+
+class Engine:
+    """A DeepSpeed engine behind the few verbs that MEM needs."""
+
+    def __init__(self, model: torch.nn.Module, config: dict[str, Any], training: TrainingSection) -> None:
+        self.num_ranks = torch.distributed.get_world_size()
+        self._zero_stage = int(config["zero_optimization"]["stage"])
+        self._half = "fp16" in config or "bf16" in config
+        self._stage0_norm: float | None = None
+        optimizer = build_optimizer(model, training)
+        self.raw, self.optimizer, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+        self._files = CollectingCheckpointEngine(SAFE_CLASSES)
+        self.raw.checkpoint_engine = self._files
+        self.raw._copy_recovery_script = lambda *_: None  # no scripts among a checkpoint's files
+        if self._zero_stage == 0:
+            self.raw.clip_fp32_gradients = self._clip_and_check
+        self._check_config(config)
+
+    def _check_config(self, config: dict[str, Any]) -> None:
+        """Read the batch arithmetic back: DeepSpeed's own object is what counts."""
+        if self.raw.train_batch_size() != config["train_batch_size"]:
+            raise InternalError(
+                "DeepSpeed took another batch size", field="train_batch_size", value=self.raw.train_batch_size(), remedy="Report this."
+            )
+
+    def _clip_and_check(self) -> None:
+        """Stage 0 clips without telling the norm and applies non-finite updates; this tells and refuses."""
+        norm = torch.nn.utils.clip_grad_norm_(self.raw.module.parameters(), self.raw.gradient_clipping(), foreach=True)
+        self._stage0_norm = float(norm)
+        if not torch.isfinite(norm):
+            raise NonFiniteGradient(f"gradient norm {self._stage0_norm}")
+
+    def forward(self, **inputs: torch.Tensor) -> torch.Tensor:
+        """Logits, shape [rows, tokens, vocabulary]."""
+        return self.raw(**inputs).logits
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Accumulate gradients of a loss that is already divided by the global token count."""
+        self.raw.backward(loss, scale_wrt_gas=False)
+
+    def step(self) -> bool:
+        """Apply the accumulated update; returns False where DeepSpeed skipped it (overflow)."""
+        skipped = self.raw.skipped_steps
+        self.raw.step()
+        return self.raw.skipped_steps == skipped
+
+    def grad_norm(self) -> float | None:
+        """Global gradient norm of the last step before clipping."""
+        norm = self._stage0_norm if self._zero_stage == 0 else self.raw.get_global_grad_norm()
+        return None if norm is None else float(norm)
+
+    def apply(self, hyperparams: Hyperparams) -> None:
+        """Set the clip norm. Loading a checkpoint overwrites it with the saved one, so this follows every load."""
+        self.raw._config.gradient_clipping = hyperparams.gradient_clip_norm
+        for optimizer in (self.optimizer, self.raw.optimizer):
+            if hasattr(optimizer, "clip_grad"):
+                optimizer.clip_grad = hyperparams.gradient_clip_norm
+
+    def set_learning_rate(self, value: float) -> None:
+        """Set the rate of every group for the next step."""
+        for group in self.raw.optimizer.param_groups:
+            group["lr"] = value
+
+    def discard_gradients(self) -> None:
+        """Forget accumulated gradients: proven equal to the bit at stages 0 and 1 where nothing was reduced yet (FACTS)."""
+        self.raw.optimizer.zero_grad()
+        self.raw.module.zero_grad(set_to_none=True)
+        for parameter in self.raw.module.parameters():
+            parameter.grad = None
+
+    def trained_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """(name, parameter) in name order, wrapper prefixes removed; tied weights come once."""
+        named = [(name.removeprefix("_orig_mod.").removeprefix("module."), p) for name, p in self.raw.module.named_parameters()]
+        return sorted((item for item in named if item[1].requires_grad), key=lambda item: item[0])
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> full shape, also where ZeRO-3 holds only a part."""
+        return {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in self.trained_parameters()}
+
+    def collect_state(self, folder: Path) -> tuple[list[tuple[dict[str, Any], str]], list[tuple[str, torch.Tensor]], str]:
+        """Files to write, tensors to digest in the writer, and the digest itself where it needs a collective.
+
+        Every rank must call it. Where the weights are whole and in float32 on rank 0, the writer can hash them off the
+        critical path; a partitioned or half-precision engine gathers its master copy here.
+        """
+        self.raw.save_checkpoint(str(folder), tag=TAG, save_latest=False)
+        files = self._files.take()
+        if self._zero_stage <= 2 and not self._half:
+            first = torch.distributed.get_rank() == 0
+            return files, [(name, p.detach()) for name, p in self.trained_parameters()] if first else [], ""
+        return files, [], self.gathered_digest()
+
+    def gathered_digest(self) -> str:
+        """Digest of the master weights, gathered over all ranks."""
+        full = [(name, safe_get_full_fp32_param(p)) for name, p in self.trained_parameters()]
+        return weights_digest([(name, tensor) for name, tensor in full if tensor is not None])
+
+    def load(self, folder: Path, position: TrainingPosition, hyperparams: Hyperparams) -> None:
+        """Take the state of a checkpoint folder and verify that it is the step that was asked for.
+
+        Raises:
+            InternalError: DeepSpeed loaded nothing, or another step.
+        """
+        path, _ = self.raw.load_checkpoint(str(folder), tag=TAG, load_lr_scheduler_states=False)
+        batches = self.raw.global_steps
+        if path is None or batches != position.batch_index:
+            raise InternalError(
+                "DeepSpeed did not restore the checkpoint's step",
+                field="global_steps",
+                value=batches if path else "nothing loaded",
+                bound=str(position.batch_index),
+                remedy="Run mem checkpoints verify; the checkpoint is quarantined if it is bad.",
+            )
+        self.apply(hyperparams)

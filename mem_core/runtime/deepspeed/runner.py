@@ -1,0 +1,270 @@
+"""The training loop inside a rank. It decides nothing about the run: it is told a step to reach and says how that went."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as functional
+
+from mem_core.domain.checkpoint import TrainingPosition
+from mem_core.domain.plan import Hyperparams, MemoryPlan, plan_at
+from mem_core.domain.segment import Evidence, NonFinite
+from mem_core.runtime.data.collate import Batch, collate
+from mem_core.runtime.data.dataset import TokenDataset
+from mem_core.runtime.data.order import sample_ids
+from mem_core.runtime.data.splits import padded_length, split_batch
+from mem_core.runtime.deepspeed.engine import Engine, NonFiniteGradient, initialise_distributed
+from mem_core.runtime.deepspeed.engine_config import engine_config
+from mem_core.runtime.deepspeed.snapshot import Snapshot
+from mem_core.runtime.models.build import build_model
+from mem_core.runtime.schedule import learning_rate
+from mem_core.runtime.step_columns import StepColumns
+from mem_core.runtime.trajectory import Split, chain_step
+from mem_core.runtime.worker.board import Board
+from mem_core.runtime.worker.heartbeat import HeartbeatWriter
+from mem_core.runtime.worker.protocol import Saved, SegmentDone, Train, WorkerSpec
+
+LOSS_IGNORE = -100
+RNG_MULTIPLIER = 1_000_003  # a prime: (seed, batch, rank) triples of one run do not collide
+
+
+class NonFiniteStep(ArithmeticError):
+    """Carries the outcome of a step whose loss or gradient is not finite."""
+
+    def __init__(self, outcome: NonFinite) -> None:
+        super().__init__(f"{outcome.what} is not finite at batch {outcome.batch_index}")
+        self.outcome = outcome
+
+
+class DeepSpeedRunner:
+    """One rank's engine, data and position. Used again over segments; thrown away with its process after any failure."""
+
+    def __init__(self, spec: WorkerSpec, heartbeat: HeartbeatWriter, board: Board) -> None:
+        self.spec = spec
+        self.request = spec.request
+        self._heartbeat = heartbeat
+        self._board = board
+        self.position = TrainingPosition(applied_steps=0, batch_index=0)
+        self._data = TokenDataset.open(Path(spec.data_folder))
+        self._device = torch.device(spec.device, 0) if spec.device == "cuda" else torch.device("cpu")
+        self._bucket = partial(padded_length, sequence_length=spec.request.data.sequence_length)
+        self._phase = "start"
+        self._warm = False
+        self.build_s = 0.0
+        self.restore_s = 0.0
+
+    def build(self, folder: str | None, position: TrainingPosition) -> None:
+        """Join the process group, build model and engine, take the state of `folder` (None: fresh weights)."""
+        started_s = time.monotonic()
+        spec = self.spec
+        self.beat("start")
+        initialise_distributed(spec.rank, spec.num_ranks, spec.device, spec.rendezvous)
+        plan = plan_at(position.memory_plan_changes, position.batch_index, spec.default_plan)
+        model = build_model(
+            self.request.model, self.request.data.sequence_length, self.request.training.seed, spec.dtype, plan.activation_checkpointing
+        ).to(self._device)
+        model.train()
+        config = engine_config(self.request, spec.dtype, plan, position.hyperparams)
+        self.engine = Engine(model, config, self.request.training)
+        self.build_s = time.monotonic() - started_s
+        self.beat("restore")
+        if folder is not None:
+            self.engine.load(Path(folder), position, position.hyperparams)
+        self.engine.apply(position.hyperparams)
+        self.position = position
+        self.restore_s = time.monotonic() - started_s - self.build_s
+        self.beat("idle")
+
+    def beat(self, phase: str) -> None:
+        """Heartbeat outside the step loop."""
+        self._phase = phase
+        self._heartbeat.beat(phase, self.position.batch_index, self.position.applied_steps)
+
+    @property
+    def phase(self) -> str:
+        """What the rank is doing, for evidence."""
+        return self._phase
+
+    # -- training -------------------------------------------------------------------------------------------------------
+
+    def train(self, order: Train, on_saved: Callable[[Saved], None]) -> SegmentDone:
+        """Run steps until `order.until_step` applied updates, an order to stop, or `every_s`; then snapshot."""
+        started_s = time.monotonic()
+        self._enter_segment(order.hyperparams)
+        self.beat("step" if self._warm else "first_step")
+        columns = StepColumns()
+        while self.position.applied_steps < order.until_step:
+            overdue = order.every_s is not None and time.monotonic() - started_s >= order.every_s and len(columns) > 0
+            if not self._board.may_start(self.position.batch_index, self.spec.rank, stop_wanted=overdue):
+                break
+            if overdue and self.spec.num_ranks == 1:
+                break
+            self._step(order.hyperparams, columns)
+            self._warm = True
+        interrupted = self.position.applied_steps < order.until_step
+        trained_s = time.monotonic()
+        self._finish_losses(columns)
+        if order.staging is not None:
+            self._snapshot(Path(order.staging), on_saved)
+        self.beat("idle")
+        done_s = time.monotonic()
+        return SegmentDone(
+            position=self.position,
+            interrupted=interrupted,
+            duration_s=trained_s - started_s,
+            save_stall_s=done_s - trained_s,
+            columns=columns.arrays() if self.spec.rank == 0 else {},
+        )
+
+    def _enter_segment(self, hyperparams: Hyperparams) -> None:
+        history = self.position.hyperparams_history
+        if not history or history[-1][1] != hyperparams:
+            history = (*history, (self.position.batch_index, hyperparams))
+        self.position = self.position.model_copy(update={"hyperparams": hyperparams, "hyperparams_history": history})
+        self.engine.apply(hyperparams)
+
+    def _step(self, hyperparams: Hyperparams, columns: StepColumns) -> None:
+        started_s = time.perf_counter()
+        position, training = self.position, self.request.training
+        index = position.batch_index
+        ids = sample_ids(training.seed, index, training.global_batch_size, len(self._data))
+        lengths = np.asarray(self._data.lengths[ids])
+        trained_tokens = int(np.asarray(self._data.trained_tokens[ids]).sum())
+        plan = plan_at(position.memory_plan_changes, index, self.spec.default_plan)
+        split = self._split(lengths, plan)
+        rate = learning_rate(training, index) * hyperparams.lr_multiplier
+        self.engine.set_learning_rate(rate)
+        torch.default_generator.manual_seed((training.seed * RNG_MULTIPLIER + index) * RNG_MULTIPLIER + self.spec.rank)
+        loss = self._accumulate(split[self.spec.rank], ids, lengths, trained_tokens)
+        try:
+            applied = self.engine.step()
+        except NonFiniteGradient as exc:
+            raise NonFiniteStep(self._non_finite("gradient", ids)) from exc
+        norm = self.engine.grad_norm()
+        self._check_finite(loss, norm, applied, ids)
+        step_s = time.perf_counter() - started_s
+        self._advance(applied, trained_tokens)
+        columns.add(index, self.position.applied_steps, loss, norm, rate, trained_tokens, step_s, len(split[0]), 0, split)
+        self._heartbeat.beat(
+            "step", self.position.batch_index, self.position.applied_steps, len(split[0]), loss * self.spec.num_ranks,
+            norm or 0.0, rate, self.position.tokens, 0, step_s,
+        )  # fmt: skip
+
+    def _split(self, lengths: np.ndarray, plan: MemoryPlan) -> Split:
+        return split_batch(lengths, self.spec.num_ranks, plan, self._bucket)
+
+    def _accumulate(self, micro_batches: tuple[tuple[int, ...], ...], ids: np.ndarray, lengths: np.ndarray, trained_tokens: int) -> float:
+        """Forward and backward over this rank's micro-batches; returns its part of the loss per trained token.
+
+        The loss is a sum over trained tokens ÷ trained tokens of the whole global batch (I1). DeepSpeed averages gradients
+        over ranks, hence the factor num_ranks.
+        """
+        total = 0.0
+        scale = self.spec.num_ranks / max(1, trained_tokens)
+        for positions in micro_batches:
+            rows = np.asarray(positions)
+            length = self._bucket(int(lengths[rows].max()))
+            self._phase = "forward"
+            loss = self._loss(collate(self._data, ids, rows, length, self.spec.pad_token_id)) * scale
+            self._phase = "backward"
+            self.engine.backward(loss)
+            total += float(loss.detach())
+        self._phase = "step"
+        return total / self.spec.num_ranks
+
+    def _loss(self, batch: Batch) -> torch.Tensor:
+        """Summed cross-entropy of a micro-batch over its trained tokens."""
+        inputs = {"input_ids": batch.input_ids.to(self._device)}
+        if batch.attention_mask is not None:
+            inputs["attention_mask"] = batch.attention_mask.to(self._device)
+        logits = self.engine.forward(**inputs)[:, :-1]
+        labels = batch.labels.to(self._device)[:, 1:]
+        return functional.cross_entropy(
+            logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1), ignore_index=LOSS_IGNORE, reduction="sum"
+        )
+
+    def _check_finite(self, loss: float, norm: float | None, applied: bool, ids: np.ndarray) -> None:
+        """MEM's own guard, the same at every stage: DeepSpeed is silent at stage 0 and skips in silence elsewhere."""
+        if self.spec.dtype == "float16" and not applied:
+            return  # an overflow while the loss scale is found: a skipped update, counted apart (I3)
+        if not np.isfinite(loss):
+            raise NonFiniteStep(self._non_finite("loss", ids))
+        if not applied or (norm is not None and not np.isfinite(norm)):
+            raise NonFiniteStep(self._non_finite("gradient", ids))
+
+    def _non_finite(self, what: str, ids: np.ndarray) -> NonFinite:
+        index = self.position.batch_index
+        evidence = Evidence(rank=self.spec.rank, phase="step", batch_index=index)
+        return NonFinite(what=what, batch_index=index, sample_ids=tuple(int(i) for i in ids), evidence=evidence)  # type: ignore[arg-type]
+
+    def _advance(self, applied: bool, tokens: int) -> None:
+        old = self.position
+        self.position = old.model_copy(
+            update={
+                "batch_index": old.batch_index + 1,
+                "applied_steps": old.applied_steps + (1 if applied else 0),
+                "skipped_batches": old.skipped_batches if applied else (*old.skipped_batches, old.batch_index),
+                "tokens": old.tokens + tokens,
+            }
+        )
+
+    def _finish_losses(self, columns: StepColumns) -> None:
+        """Sum the ranks' parts of the losses, once per segment, and chain the trajectory digest."""
+        losses = torch.tensor(columns.losses(), dtype=torch.float64)
+        if self.spec.num_ranks > 1 and len(columns):
+            on_device = losses.to(self._device)
+            torch.distributed.all_reduce(on_device)
+            losses = on_device.cpu()
+        columns.replace_losses(losses.tolist())
+        digest = self.position.trajectory_digest
+        for index, loss, norm, split in columns.trajectory():
+            digest = chain_step(digest, index, split, loss, norm)
+        self.position = self.position.model_copy(update={"trajectory_digest": digest})
+
+    # -- state ----------------------------------------------------------------------------------------------------------
+
+    def _snapshot(self, staging: Path, on_saved: Callable[[Saved], None]) -> None:
+        self.beat("save")
+        files, tensors, digest = self.engine.collect_state(staging)
+        snapshot = Snapshot(self.position.applied_steps, files, tensors, digest, on_saved)
+        if self._device.type == "cpu":
+            snapshot.write_forked()
+        else:
+            snapshot.write_threaded()
+
+    def evaluate(self, max_batches: int) -> float:
+        """Mean loss per token on the validation data; touches neither gradients nor RNG of training."""
+        if self.spec.validation_folder is None:
+            return float("nan")
+        data = TokenDataset.open(Path(self.spec.validation_folder))
+        sums = torch.zeros(2, dtype=torch.float64)
+        self.engine.raw.eval()
+        try:
+            with torch.no_grad():
+                for turn in range(self._evaluation_turns(len(data), max_batches)):
+                    self.beat("evaluate")
+                    sums += self._evaluate_rows(data, turn)
+        finally:
+            self.engine.raw.train()
+        if self.spec.num_ranks > 1:
+            on_device = sums.to(self._device)
+            torch.distributed.all_reduce(on_device)
+            sums = on_device.cpu()
+        return float(sums[0] / sums[1]) if sums[1] > 0 else float("nan")
+
+    def _evaluation_turns(self, num_samples: int, max_batches: int) -> int:
+        """The same for every rank: ZeRO-3 gathers weights in each forward, so all must make as many."""
+        return min(max_batches, -(-num_samples // self.request.training.global_batch_size))
+
+    def _evaluate_rows(self, data: TokenDataset, turn: int) -> torch.Tensor:
+        """[summed loss, trained tokens] of this rank's share of one validation batch; a rank without rows adds nothing."""
+        batch_size, ranks, rank = self.request.training.global_batch_size, self.spec.num_ranks, self.spec.rank
+        mine = np.arange(turn * batch_size + rank, min((turn + 1) * batch_size, len(data)), ranks)
+        ids = mine if len(mine) else np.zeros(1, dtype=np.int64)
+        length = self._bucket(int(np.asarray(data.lengths[ids]).max()))
+        loss = self._loss(collate(data, ids, np.arange(len(ids)), length, self.spec.pad_token_id))
+        weight = 1.0 if len(mine) else 0.0
+        return torch.tensor([float(loss) * weight, float(np.asarray(data.trained_tokens[ids]).sum()) * weight], dtype=torch.float64)

@@ -1,0 +1,113 @@
+"""What supervisor and rank say to each other over the control connection: small plain values, both sides ours."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mem_core.domain.checkpoint import TrainingPosition
+from mem_core.domain.plan import Hyperparams, MemoryPlan
+from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.segment import SegmentFailure
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """Everything a rank needs to build itself; sent once, first.
+
+    `rendezvous` is a file that the ranks of one try share (torch's FileStore), so that no port is taken or left behind.
+    `adaptive_budget_bytes` is 0 where adaptation is off.
+    """
+
+    request: RuntimeRequest
+    rank: int
+    num_ranks: int
+    device: Literal["cpu", "cuda"]
+    dtype: Literal["float32", "bfloat16", "float16"]
+    num_threads: int
+    data_folder: str
+    validation_folder: str | None
+    pad_token_id: int
+    rendezvous: str
+    heartbeat_path: str
+    board_path: str
+    default_plan: MemoryPlan
+    deadline_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class Restore:
+    """Build the engine and take the state of a checkpoint folder, or start at step 0 when `folder` is None."""
+
+    folder: str | None
+    position: TrainingPosition
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train until `until_step` applied updates, then snapshot the state into `staging` (None: no save)."""
+
+    until_step: int
+    hyperparams: Hyperparams
+    staging: str | None
+    every_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Mean loss per token over at most `max_batches` global batches of the validation data."""
+
+    max_batches: int = 16
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End the process in good order."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The engine is built and stands at a position."""
+
+    applied_steps: int
+    parameters: dict[str, tuple[int, ...]]
+    build_s: float
+    restore_s: float
+
+
+@dataclass(frozen=True)
+class SegmentDone:
+    """Steps were applied and the snapshot was taken; files follow with `Saved`. `columns` only from rank 0."""
+
+    position: TrainingPosition
+    interrupted: bool
+    duration_s: float
+    save_stall_s: float
+    columns: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """This rank's files are on disk (not yet synced or hashed), or why not."""
+
+    step: int
+    error: str = ""
+    errno: int | None = None
+    weights_digest: str = ""
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Validation loss per token, over all ranks."""
+
+    loss: float
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The segment is over for this rank; the process is not to be used again."""
+
+    failure: SegmentFailure
+
+
+Command = Restore | Train | Evaluate | Stop
+Reply = Ready | SegmentDone | Saved | Evaluated | Failed
