@@ -35,17 +35,20 @@ def health_for(
     segment_index: int,
     lane: LaneBounds,
     *,
+    loss_mean: float | None = None,
     memory_used_fraction: float | None = None,
     ooms_absorbed: int = 0,
 ) -> SegmentHealth:
     """Health that the decision for `segment_index` starts from: how the segments before it went.
 
-    The memory figures come from the caller, since they describe the machine and not the trajectory.
+    `loss_mean` is the mean loss over the last segment's steps, where the caller has it: the canary is then less easily
+    misled by one noisy step. The memory figures come from the caller too; they describe the machine, not the trajectory.
     """
     segments = completed_segments(events, segment_index)
     last = segments[-1].loss_last if segments else None
     spike = len(segments) > 1 and segments[-1].loss_last - segments[-2].loss_last > lane.loss_spike_increase * abs(segments[-2].loss_last)
     return SegmentHealth(
+        loss_mean=loss_mean,
         loss_last=last,
         skipped_steps=skipped_in_last(segments),
         loss_spike=spike,

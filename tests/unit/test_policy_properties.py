@@ -83,6 +83,7 @@ def test_every_input_gives_one_bounded_recomputable_decision(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3_600)
 @given(ADVICE, HEALTH, HISTORY, APPROVALS, st.booleans())
 @settings(max_examples=100_000, deadline=None)
 def test_every_input_gives_one_bounded_recomputable_decision_100_000_times(

@@ -68,6 +68,12 @@ def test_a_loss_that_is_not_a_number_is_instability() -> None:
     assert health_for([ended(0, 3.0), ended(1, float("nan"))], 2, LANE).unstable
 
 
+def test_a_mean_stands_for_the_segment_where_it_is_known() -> None:
+    events = [ended(0, 3.0), ended(1, 2.5)]
+    assert (health_for(events, 2, LANE).loss, health_for(events, 2, LANE, loss_mean=2.7).loss) == (2.5, 2.7)
+    assert health_for(events, 2, LANE, loss_mean=float("inf")).unstable
+
+
 def run_with_rules(losses: list[float], stop_after: int | None = None) -> list[Any]:
     """Decide and 'train' segment by segment with the rules planner; a stop forgets everything but the journal."""
     events: list[Any] = []
