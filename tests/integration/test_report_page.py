@@ -128,7 +128,7 @@ def test_losses_that_are_no_numbers_are_named(tmp_path: Path) -> None:
     columns = read_metrics(tmp_path / "other" / "metrics")
     columns["loss"][[10, 20]] = np.nan
     write_segment_metrics(tmp_path / "metrics", 100, columns)
-    assert "2 steps had a loss that is not a finite number and are not in the curves: 11, 21." in Page(write_report(tmp_path)).text
+    assert "the loss is not a finite number: 2 steps (11, 21)." in Page(write_report(tmp_path)).text
 
 
 def test_nothing_but_the_page_is_left_behind(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 # matplotlib wants real colours: these stand for CSS variables and are put back in the finished SVG.
 _COLOURS = {"fg": "#010203", "muted": "#010204", "line": "#010205", "accent": "#010206", "second": "#010207", "bad": "#010208"}
 _MAX_MARKS = 300
+_MAX_LINES = 40  # more marks than that are short ticks at the top, so that they do not hide the curve
+_MAX_DOTS = 60
 _WIDE_INCHES, _NARROW_INCHES = (10.6, 3.1), (5.2, 2.5)
 _MARGINS_INCHES = (0.5, 0.42, 0.1, 0.28)
 
@@ -105,7 +107,8 @@ def _plot(axes: "Axes", series: Series) -> None:
         case "main":
             axes.plot(series.x, series.y, color=_COLOURS["accent"], linewidth=1.4, label=series.label)
         case "points":
-            axes.plot(series.x, series.y, "o-", color=_COLOURS["second"], linewidth=0.9, markersize=2.5, label=series.label)
+            dots = "o-" if series.x.size <= _MAX_DOTS else "-"
+            axes.plot(series.x, series.y, dots, color=_COLOURS["second"], linewidth=0.9, markersize=2.5, label=series.label)
         case "limit":
             axes.plot(series.x, series.y, "--", color=_COLOURS["bad"], linewidth=1.1, label=series.label)
 
@@ -122,6 +125,8 @@ def _scale(axes: "Axes", values: NDArray[np.float64], *, is_log: bool) -> None:
     low, high = float(values.min()), float(values.max())
     if 0 <= low < 0.5 * high:
         axes.set_ylim(0, high * 1.06)
+    elif low == high:
+        axes.set_ylim(low - max(abs(low) * 0.5, 1e-9), high + max(abs(high) * 0.5, 1e-9))
     _linear_ticks(axes, high, whole=bool((values == np.round(values)).all()))
 
 
@@ -143,7 +148,9 @@ def _marks(axes: "Axes", chart: Chart) -> None:
         unique = sorted(set(steps))
         kept = unique if len(unique) <= _MAX_MARKS else [unique[round(i * (len(unique) - 1) / (_MAX_MARKS - 1))] for i in range(_MAX_MARKS)]
         for number, step in enumerate(kept):
-            axes.axvline(step, color=_COLOURS[colour], linestyle=style, linewidth=0.8, alpha=0.75, label="" if number else label)
+            looks = ("-", 0.94) if len(unique) > _MAX_LINES else (style, 0.0)
+            name = "" if number else label
+            axes.axvline(step, looks[1], color=_COLOURS[colour], linestyle=looks[0], linewidth=0.8, alpha=0.75, label=name)
 
 
 def _legend(axes: "Axes") -> None:

@@ -14,6 +14,11 @@ Cell = Html | str | int | float | None
 MAX_ROWS = 200
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 step`, `1,200 steps`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def escape(value: object) -> Html:
     """Any value as HTML text; `Html` stays as it is, None becomes a dash."""
     if isinstance(value, Html):
@@ -47,7 +52,7 @@ def table(caption: str, header: Sequence[str], rows: Sequence[Sequence[Cell]], *
     head = element("tr", *(element("th", name, css="number" if place in numeric else "", scope="col") for place, name in enumerate(header)))
     body = join(element("tr", *(_cell(value, numeric=place in numeric) for place, value in enumerate(row))) for row in shown)
     left_out = len(rows) - len(shown)
-    note = element("p", f"{left_out:,} earlier rows are in the journal.", css="quiet") if left_out else Html("")
+    note = element("p", f"{counted(left_out, 'earlier row')} can be found in the journal.", css="quiet") if left_out else Html("")
     parts = element("table", element("caption", caption), element("thead", head), element("tbody", body))
     return join((element("div", parts, css="scroll", tabindex="0", role="region", aria_label=caption), note))
 

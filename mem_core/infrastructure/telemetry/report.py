@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mem_core.domain.units import format_seconds
 from mem_core.infrastructure.telemetry.charts import draw
-from mem_core.infrastructure.telemetry.html import Html, element, escape, join, section
+from mem_core.infrastructure.telemetry.html import Html, counted, element, join, section
 from mem_core.infrastructure.telemetry.report_charts import all_charts, non_finite_steps
 from mem_core.infrastructure.telemetry.report_data import ReportData, load_report_data
 from mem_core.infrastructure.telemetry.report_sections import (
@@ -81,7 +81,7 @@ def _parts(data: ReportData) -> tuple[Html, ...]:
 def _charts(data: ReportData) -> Html:
     lost = non_finite_steps(data)
     named = ", ".join(f"{step:,}" for step in lost[:10]) + (", ..." if lost.size > 10 else "")
-    note = f"{lost.size:,} steps had a loss that is not a finite number and are not in the curves: {escape(named)}." if lost.size else ""
+    note = f"Left out of the curves, since the loss is not a finite number: {counted(lost.size, 'step')} ({named})." if lost.size else ""
     return section("Curves", element("div", *(draw(chart) for chart in all_charts(data)), css="charts"), note=note)
 
 

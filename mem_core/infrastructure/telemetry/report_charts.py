@@ -8,6 +8,7 @@ from mem_core.infrastructure.telemetry.metrics import rolling_mean, spike_indice
 from mem_core.infrastructure.telemetry.report_data import ReportData, request_number
 
 _SMOOTH_POINTS = 600
+_FEW_STEPS = 60
 
 
 def all_charts(data: ReportData) -> tuple[Chart, ...]:
@@ -29,6 +30,13 @@ def _plan_changes(data: ReportData) -> tuple[int, ...]:
     batches, steps = data.columns["batch_index"].astype(np.int64), data.steps
     rows = np.searchsorted(batches, [event.change.batch_index for event in data.timeline.plan_changes])
     return tuple(int(steps[row]) for row in rows if row < steps.size)
+
+
+def _both(data: ReportData, values: NDArray[np.float64], label: str = "each step") -> tuple[Series, ...]:
+    """Each step faint behind its mean; the steps alone where they are too few for a mean to say more."""
+    if values.size < _FEW_STEPS:
+        return (_raw(data, values, label, faint=False),)
+    return (_raw(data, values, label), _smooth(data, values))
 
 
 def _raw(data: ReportData, values: NDArray[np.float64], label: str, *, faint: bool = True) -> Series:
@@ -60,7 +68,7 @@ def _loss(data: ReportData) -> Chart:
         np.array([evaluation.validation_loss for evaluation in evaluations], np.float64),
         "points",
     )
-    series = (_raw(data, loss, "each step"), _smooth(data, loss), validation)
+    series = (*_both(data, loss), validation)
     return Chart("Loss", describe("Training loss", loss), "loss per token (nats)", series, _faults(data), wide=True)
 
 
@@ -72,7 +80,7 @@ def _learning_rate(data: ReportData) -> Chart:
 def _gradient_norm(data: ReportData) -> Chart:
     norm = data.column("grad_norm")
     clip = _level(data, request_number(data.request, "training", "gradient_clip_norm"), "clipped above")
-    series = (_raw(data, norm, "each step"), _smooth(data, norm), *(clip if np.isfinite(norm).any() else ()))
+    series = (*_both(data, norm), *(clip if np.isfinite(norm).any() else ()))
     return Chart("Gradient norm", describe("Gradient norm", norm), "global norm", series, _faults(data))
 
 
@@ -81,8 +89,7 @@ def _memory(data: ReportData) -> Chart:
     budget = float(data.result.memory.budget_bytes)
     unit_bytes, unit = (2**30, "GiB") if max([budget, *used[-1:]]) >= 2**30 else (2**20, "MiB")
     series = (
-        _raw(data, used / unit_bytes, "each step"),
-        _smooth(data, used / unit_bytes),
+        *_both(data, used / unit_bytes),
         *_level(data, budget / unit_bytes, f"limit: {data.result.memory.binding_limit or 'budget'}"),
     )
     changes = _plan_changes(data)
@@ -92,7 +99,7 @@ def _memory(data: ReportData) -> Chart:
 
 def _step_time(data: ReportData) -> Chart:
     step_s = data.column("step_s")
-    series = (_raw(data, step_s, "each step"), _smooth(data, step_s))
+    series = _both(data, step_s)
     return Chart("Step time", describe("Seconds per step", step_s), "seconds", series, _faults(data))
 
 

@@ -7,7 +7,7 @@ from mem_core.domain.events import PolicyDecided
 from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.run import FaultRecord
 from mem_core.domain.units import format_bytes, format_seconds
-from mem_core.infrastructure.telemetry.html import Cell, Html, chip, details, element, escape, join, section, table
+from mem_core.infrastructure.telemetry.html import Cell, Html, chip, counted, details, element, escape, join, section, table
 from mem_core.infrastructure.telemetry.report_data import CheckpointRow, ReportData
 from mem_core.infrastructure.telemetry.report_summary import shown_time
 
@@ -47,7 +47,8 @@ def checkpoints_section(data: ReportData) -> Html:
     present = [_checkpoint_row(row) for row in rows if not _is_past(row)]
     parts = [table("Checkpoints that are there, were rejected or are not judged", header, present, empty="No checkpoint was written.")]
     if past:
-        parts.append(details(f"{len(past):,} validated checkpoints taken away by rotation", table("Rotated", header, past, empty="")))
+        summary = f"{counted(len(past), 'validated checkpoint')} taken away by rotation"
+        parts.append(details(summary, table("Rotated", header, past, empty="")))
     return section("Checkpoints", *parts)
 
 
@@ -73,7 +74,7 @@ def policy_section(data: ReportData) -> Html:
     notable = [event for event in decisions if _is_notable(event)]
     plain = len(decisions) - len(notable)
     note = (
-        f"{len(decisions):,} decisions in all; {plain:,} of them let the request's own values pass and are not listed." if decisions else ""
+        f"{counted(len(decisions), 'decision')} in all; not listed: {plain:,} that let the request's own values pass." if decisions else ""
     )
     header = ("segment", "steps", "decision", "reason", "applied", "clamps and refusals", "directive as received")
     rows = [_decision_row(event) for event in notable]
@@ -129,9 +130,8 @@ def environment_section(data: ReportData) -> Html:
     report = data.timeline.environment
     if report is None:
         return section("Environment", element("p", "The doctor has not reported.", css="quiet"))
-    note = (
-        f"{report.device} ({report.device_reason}), {report.dtype}, {report.num_cores} cores, {report.threads_per_rank} threads per rank."
-    )
+    cores, threads = counted(report.num_cores, "core"), counted(report.threads_per_rank, "thread")
+    note = f"{report.device} ({report.device_reason}), {report.dtype}, {cores}, {threads} per rank."
     rows: list[tuple[Cell, ...]] = [
         (chip(finding.severity, _SEVERITY_TONES[finding.severity]), finding.check, _short(finding.observed), finding.needed, finding.remedy)
         for finding in sorted(report.findings, key=lambda finding: -list(_SEVERITY_TONES).index(finding.severity))

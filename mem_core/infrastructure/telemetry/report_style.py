@@ -36,10 +36,10 @@ h2 { font-size: 18px; margin: 38px 0 10px; letter-spacing: -0.005em; }
 p { margin: 6px 0; }
 .headline { font-size: 17px; max-width: 76ch; overflow-wrap: anywhere; }
 .quiet { color: var(--muted); font-size: 13.5px; max-width: 90ch; overflow-wrap: anywhere; }
-.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(158px, 1fr)); gap: 10px; margin: 20px 0 0; padding: 0; }
+.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(164px, 1fr)); gap: 10px; margin: 20px 0 0; padding: 0; }
 .cards > div { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 10px 12px; min-width: 0; }
 .cards dt { color: var(--muted); font-size: 12.5px; }
-.cards dd { margin: 0; font-size: 20px; font-weight: 600; line-height: 1.3; overflow-wrap: anywhere; }
+.cards dd { margin: 0; font-size: 19px; font-weight: 600; line-height: 1.3; overflow-wrap: anywhere; }
 .cards dd small { display: block; font-size: 12.5px; font-weight: 400; color: var(--muted); }
 .charts { display: grid; grid-template-columns: 1fr 1fr; gap: 14px; }
 .chart { margin: 0; background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 10px 12px 6px; min-width: 0; }

@@ -5,10 +5,11 @@ from datetime import UTC, datetime
 
 from mem_core.domain.run import RunResult
 from mem_core.domain.units import format_bytes, format_seconds
-from mem_core.infrastructure.telemetry.html import Cell, Html, chip, element, escape, join, table
+from mem_core.infrastructure.telemetry.html import Cell, Html, chip, counted, element, escape, join, table
 from mem_core.infrastructure.telemetry.report_data import ReportData
 from mem_core.infrastructure.telemetry.report_style import BUCKET_COLOURS, OTHER_BUCKET_COLOUR
 
+_LARGE = 1_000_000_000
 _TONES = {"completed": "good", "interrupted": "warn", "failed": "bad", "running": "plain"}
 _BUCKET_WORDS = {
     "productive": "steps that count",
@@ -44,13 +45,13 @@ def status_chip(result: RunResult) -> Html:
 def headline(data: ReportData) -> str:
     """One or two sentences that say how the run stands, also for somebody who reads nothing else."""
     result, timeline = data.result, data.timeline
-    asked = f" of {data.max_steps:,}" if data.max_steps else ""
+    steps = f"{result.applied_steps:,} of {counted(data.max_steps, 'step')}" if data.max_steps else counted(result.applied_steps, "step")
     wall_s = sum(result.goodput.seconds.values()) or timeline.last_unix_s - timeline.first_unix_s
     beginning = {
-        "completed": f"Completed {result.applied_steps:,}{asked} steps in {format_seconds(wall_s)}",
-        "interrupted": f"Interrupted after {result.applied_steps:,}{asked} steps; the same command goes on from there",
-        "failed": f"Failed after {result.applied_steps:,}{asked} steps with exit code {result.exit_code}",
-        "running": f"{result.applied_steps:,}{asked} steps so far; last sign of life {shown_time(timeline.last_unix_s)}",
+        "completed": f"Completed {steps} in {format_seconds(wall_s)}",
+        "interrupted": f"Interrupted after {steps}; the same command goes on from there",
+        "failed": f"Failed after {steps} with exit code {result.exit_code}",
+        "running": f"{steps} so far; last sign of life {shown_time(timeline.last_unix_s)}",
     }[result.status]
     sentences = [beginning + _loss_words(result), _fault_words(result)]
     return ". ".join(part for part in (*sentences, result.message.rstrip(".")) if part) + "."
@@ -68,8 +69,8 @@ def _fault_words(result: RunResult) -> str:
     num_open = sum(fault.recovered_s is None for fault in result.faults)
     recovered = [fault.recovered_s for fault in result.faults if fault.recovered_s is not None]
     median = f" (median {format_seconds(sorted(recovered)[len(recovered) // 2])})" if recovered else ""
-    words = f"{len(result.faults):,} faults met, {len(recovered):,} with a measured recovery{median}"
-    ooms = f"; {result.ooms_absorbed:,} lacks of memory absorbed, {result.ooms_fatal:,} fatal"
+    words = f"{counted(len(result.faults), 'fault')} met, {len(recovered):,} with a measured recovery{median}"
+    ooms = f"; {counted(result.ooms_absorbed, 'OOM')} absorbed, {result.ooms_fatal:,} fatal"
     return words + (ooms if result.ooms_absorbed or result.ooms_fatal else "") + ("" if num_open or not recovered else "; all recovered")
 
 
@@ -91,11 +92,11 @@ def _numbers(data: ReportData) -> list[tuple[str, str, str]]:
         ("Steps applied", f"{result.applied_steps:,}", f"{result.skipped_steps:,} skipped"),
         ("Loss, last segment", _number(result.loss_last), f"began at {_number(result.loss_first)}"),
         ("Validation loss", _number(result.validation_loss), ""),
-        ("Tokens", f"{result.tokens:,}", ""),
+        ("Tokens", _large(result.tokens), f"{result.tokens:,}" if result.tokens >= _LARGE else ""),
         ("Tokens per second", f"{result.tokens_per_s:,.0f}", "while training"),
         ("Goodput", f"{result.goodput.fraction:.1%}", "productive time ÷ all"),
-        ("Faults", f"{len(result.faults):,}", f"{num_recovered:,} recoveries measured"),
-        ("Restarts", f"{result.restarts:,}", f"in {data.timeline.num_attempts:,} attempts"),
+        ("Faults", f"{len(result.faults):,}", f"{num_recovered:,} with measured recovery"),
+        ("Restarts", f"{result.restarts:,}", f"in {counted(data.timeline.num_attempts, 'attempt')}"),
         ("Out of memory", f"{result.ooms_absorbed:,} absorbed", f"{result.ooms_fatal:,} fatal"),
         ("Peak memory", format_bytes(memory.peak_bytes) if memory.peak_bytes else "–", share),
         (
@@ -103,12 +104,19 @@ def _numbers(data: ReportData) -> list[tuple[str, str, str]]:
             f"{counts.validated:,} validated",
             f"{counts.written:,} written, {counts.rejected:,} rejected, {counts.kept:,} kept",
         ),
-        ("Policy", f"{result.policy.decisions:,} decisions", f"{result.policy.clamped:,} clamped, {result.policy.refused:,} refused"),
+        ("Policy", counted(result.policy.decisions, "decision"), f"{result.policy.clamped:,} clamped, {result.policy.refused:,} refused"),
     ]
 
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}" if math.isfinite(value) else "not finite"
+
+
+def _large(number: int) -> str:
+    """`1.02 G` where every digit would not fit; the whole number stands beside it."""
+    if number < _LARGE:
+        return f"{number:,}"
+    return f"{number / 1e9:,.2f} G" if number < 1e12 else f"{number / 1e12:,.2f} T"
 
 
 def goodput_bar(data: ReportData) -> Html:
