@@ -2,7 +2,21 @@
 
 from mem_core.infrastructure.storage.disk import Disk, OsDisk
 from mem_core.infrastructure.storage.local import LocalStore
+from mem_core.infrastructure.storage.opening import open_store
 from mem_core.infrastructure.storage.port import AlreadyExists, KeyMissing, ObjectStat, Store
 from mem_core.infrastructure.storage.redact import redact, redact_url
+from mem_core.infrastructure.storage.retrying import RetryPolicy
 
-__all__ = ["AlreadyExists", "Disk", "KeyMissing", "LocalStore", "ObjectStat", "OsDisk", "Store", "redact", "redact_url"]
+__all__ = [
+    "AlreadyExists",
+    "Disk",
+    "KeyMissing",
+    "LocalStore",
+    "ObjectStat",
+    "OsDisk",
+    "RetryPolicy",
+    "Store",
+    "open_store",
+    "redact",
+    "redact_url",
+]

@@ -30,7 +30,7 @@ class LocalStore:
 
     def write(self, key: str, data: bytes) -> None:
         path = self._path(key)
-        with self._translated(path), self._partial(path) as partial:
+        with self._translated(path, writing=True), self._partial(path) as partial:
             self._disk.write(partial, data)
             self._disk.sync_file(partial)
             self._disk.rename(partial, path)
@@ -38,7 +38,7 @@ class LocalStore:
 
     def create(self, key: str, data: bytes) -> None:
         path = self._path(key)
-        with self._translated(path), self._partial(path) as partial:
+        with self._translated(path, writing=True), self._partial(path) as partial:
             self._disk.write(partial, data)
             self._disk.sync_file(partial)
             self._disk.link(partial, path)
@@ -46,7 +46,7 @@ class LocalStore:
 
     def put_file(self, source: Path, key: str, *, sha256: str = "") -> ObjectStat:
         path = self._path(key)
-        with self._translated(path), self._partial(path) as partial:
+        with self._translated(path, writing=True), self._partial(path) as partial:
             self._disk.copy_in(source, partial)
             self._disk.sync_file(partial)
             wanted = (source.stat().st_size, sha256 or OsDisk().digest(source)[1])
@@ -113,12 +113,14 @@ class LocalStore:
                 self._disk.remove_file(partial)
 
     @contextlib.contextmanager
-    def _translated(self, path: Path) -> Iterator[None]:
+    def _translated(self, path: Path, *, writing: bool = False) -> Iterator[None]:
         try:
             yield
         except FileExistsError as exc:
             raise AlreadyExists(f"{path} is already there") from exc
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as exc:
+            if writing:
+                raise unavailable(exc, path, self._disk) from exc
             raise KeyMissing(f"nothing at {path}") from exc
         except OSError as exc:
             if not is_unavailable(exc):
