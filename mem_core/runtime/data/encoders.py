@@ -12,7 +12,7 @@ from mem_core.runtime.data.rows import Document
 from mem_core.runtime.models.folders import is_preset
 from mem_core.runtime.models.presets import BYTE_EOS_TOKEN_ID, BYTE_OFFSET, BYTE_PAD_TOKEN_ID, BYTE_VOCAB_SIZE
 
-PIECE_CHARS = 16_384
+PIECE_CHARS = 8_192
 _GAP = re.compile(r"(?<=\S)(?=\s)")
 Tokens = NDArray[np.uint32]
 

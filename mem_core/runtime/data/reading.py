@@ -15,7 +15,7 @@ from mem_core.runtime.data.rows import GZIP_MAGIC, BadRow, Document, check_rows,
 from mem_core.runtime.data.sources import SourceFile, open_source
 
 BLOCK_BYTES = 2**20
-PART_CHARS = 2**20
+PART_CHARS = 2**18
 # No tokenizer has words longer than this: text of more than (n + 1) * 256 characters has more than n tokens.
 TOKEN_CHARS = 256
 
@@ -142,7 +142,7 @@ def _decoded(stream: BinaryIO) -> Iterator[str]:
 
 
 def _parts(whole: Unit, texts: Iterator[str], data: DataSection) -> Iterator[Unit]:
-    """Cut a document into parts of a megabyte, or to the length beyond which nothing of it can be used."""
+    """Cut a document into parts of a quarter of a million characters, or to the length beyond which nothing of it can be used."""
     if data.long_documents != "chunk":
         limit_chars = (data.sequence_length + 2) * TOKEN_CHARS
         yield replace(whole, document=Document(_first_chars(texts, limit_chars)))

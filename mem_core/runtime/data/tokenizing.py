@@ -16,7 +16,7 @@ from mem_core.runtime.data.rows import BadRow
 from mem_core.runtime.data.sequences import RowMaker
 from mem_core.runtime.data.values import MAX_BAD_ROWS_KEPT
 
-_BATCH_CHARS = 2**19
+_BATCH_CHARS = 2**18
 _BATCH_UNITS = 512
 
 
