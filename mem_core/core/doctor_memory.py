@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from mem_core.domain.environment import Finding, MemoryBudget, ModelNumbers
-from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.request import LoraSection, RuntimeRequest
 from mem_core.domain.units import format_bytes
 
 Device = Literal["cpu", "cuda"]
@@ -18,6 +18,8 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 ESTIMATE_ERROR = 0.25
 # Resident bytes of a process that imported torch, deepspeed and transformers and joined a group, before any weight.
 PROCESS_BASE_BYTES = 500 * 2**20
+# Address space that a rank maps and never touches (code, thread stacks, allocator arenas): VmSize less VmRSS after start.
+UNTOUCHED_BYTES = 600 * 2**20
 # A CUDA context with its kernels, cuBLAS and NCCL buffers (device), and what the driver maps on the host.
 CUDA_CONTEXT_BYTES = 600 * 2**20
 CUDA_HOST_BASE_BYTES = 2_500 * 2**20
@@ -64,7 +66,7 @@ def estimate_memory(
     Against SmolLM2-135M, float32, one rank, fused AdamW, 128 to 2,048 tokens a pass: within 8 % at stages 0 to 3.
     """
     item, ranks, stage = _ITEM_BYTES[dtype], request.parallel.num_ranks, request.parallel.zero_stage
-    trained = model.num_trainable_parameters or model.num_parameters
+    trained = trained_parameters(model, request)
     checkpointing = request.model.activation_checkpointing == "on" if activation_checkpointing is None else activation_checkpointing
     tokens = micro_batch_rows * request.data.sequence_length
     passes = -(-request.training.global_batch_size // (ranks * micro_batch_rows))
@@ -93,6 +95,14 @@ def estimate_memory(
     if device == "cuda":
         estimates["host_peak_total"] = ranks * (CUDA_HOST_BASE_BYTES + (state["optimizer"] if offloaded else 0))
     return estimates
+
+
+def trained_parameters(model: ModelNumbers, request: RuntimeRequest) -> int:
+    """Parameters that get gradients: as stated, else with LoRA 2 hidden x rank for each target module of each layer, else all."""
+    lora = request.model.lora
+    if model.num_trainable_parameters is not None or lora is None:
+        return model.num_trainable_parameters or model.num_parameters
+    return model.num_layers * len(lora.target_modules) * 2 * model.hidden_size * lora.rank
 
 
 def _state_bytes(parameters: int, trained: int, item: int, ranks: int, stage: int) -> dict[str, int]:
@@ -198,8 +208,8 @@ def _what_would_fit(model: ModelNumbers, request: RuntimeRequest, dtype: Dtype, 
     """The first changes, from mild to harsh, that the same formula predicts to fit."""
     allowed = int(budget_bytes * request.memory.high_watermark)
 
-    def fits(changed: RuntimeRequest, *, numbers: ModelNumbers = model, checkpointing: bool = False) -> bool:
-        peak = estimate_memory(numbers, changed, dtype, device=device, micro_batch_rows=1, activation_checkpointing=checkpointing)
+    def fits(changed: RuntimeRequest, *, checkpointing: bool = False) -> bool:
+        peak = estimate_memory(model, changed, dtype, device=device, micro_batch_rows=1, activation_checkpointing=checkpointing)
         return needed_bytes(peak, device) <= allowed
 
     found: list[str] = []
@@ -213,8 +223,8 @@ def _what_would_fit(model: ModelNumbers, request: RuntimeRequest, dtype: Dtype, 
     offload = request.model_copy(update={"parallel": request.parallel.model_copy(update={"offload_optimizer": "cpu"})})
     if device == "cuda" and request.parallel.offload_optimizer == "none" and fits(offload, checkpointing=True):
         found.append("parallel.offload_optimizer: cpu")
-    adapters = max(1, model.num_layers * 2 * 16 * model.hidden_size)
-    if request.model.lora is None and fits(request, numbers=model.model_copy(update={"num_trainable_parameters": adapters})):
+    with_lora = request.model_copy(update={"model": request.model.model_copy(update={"lora": LoraSection()})})
+    if request.model.lora is None and fits(with_lora):
         found.append("model.lora: {rank: 8}")
     if device == "cuda" and request.parallel.zero_stage < 3:
         found.append("a higher parallel.zero_stage with more ranks")

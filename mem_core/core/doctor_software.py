@@ -78,8 +78,8 @@ def build_findings(seen: MachineObservations, device: Device) -> tuple[Finding, 
     build = seen.build
     problems = [
         *([] if build.folder_writable else [f"{build.folder} cannot be written"]),
-        *([] if build.compiler else [f"no C++ compiler: {build.compiler_problem or 'not found'}"]),
-        *([] if build.ninja else [f"no ninja: {build.ninja_problem or 'not found'}"]),
+        *([] if build.compiler and not build.compiler_problem else [f"no C++ compiler: {build.compiler_problem or 'not found'}"]),
+        *([] if build.ninja and not build.ninja_problem else [f"no ninja: {build.ninja_problem or 'not found'}"]),
     ]
     findings = [_toolchain_finding(seen, problems, device)]
     if build.broken_ops:

@@ -151,7 +151,7 @@ def occupant_findings(request: RuntimeRequest, seen: MachineObservations) -> tup
         findings.append(
             Finding(check="holder", severity="notice", observed=f"{holder.owner} held the run (attempt {holder.attempt}) and is gone")
         )
-    if seen.leftovers:
+    if seen.leftovers and not (holder is not None and holder.alive):
         findings.append(
             Finding(
                 check="leftovers",

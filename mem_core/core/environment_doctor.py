@@ -56,7 +56,7 @@ class EnvironmentDoctor:
         estimates = doctor_memory.estimate_memory(model, request, dtype, device=device, micro_batch_rows=rows) if model is not None else {}
         findings = [
             accelerator,
-            dtype_finding,
+            *([dtype_finding] if accelerator.exit_code != PolicyRefused.exit_code else []),  # judged on the wrong device otherwise
             threads_finding,
             doctor_compute.batch_finding(request, rows),
             *(_budget_finding(budget) for budget in budgets),
@@ -94,11 +94,15 @@ def memory_budgets(request: RuntimeRequest, seen: MachineObservations, device: D
     """Host budget (resident bytes of all ranks) and, on CUDA, the budget of the fullest device.
 
     The user's own budget counts on the memory that trains: the device's on CUDA, else the host's. RLIMIT_AS and
-    RLIMIT_DATA hold per process and count address space, so they are listed apart and bind only if they are the least.
+    RLIMIT_DATA hold per process and count address space, of which a rank maps more than it ever touches.
     """
     own = int(request.memory.budget) if request.memory.budget is not None else None
-    host_limits = {**seen.host_limits, **seen.address_space_limits}
-    host = smallest_limit("host", host_limits, own if device == "cpu" else None)
+    ranks = request.parallel.num_ranks
+    address_space = {
+        f"{name} of {format_bytes(limit)} a process": max(0, limit - doctor_memory.UNTOUCHED_BYTES) * ranks
+        for name, limit in seen.address_space_limits.items()
+    }
+    host = smallest_limit("host", {**seen.host_limits, **address_space}, own if device == "cpu" else None)
     if device == "cpu":
         return (host,)
     used = seen.accelerator.devices[: request.parallel.num_ranks]

@@ -177,7 +177,7 @@ class MachineObservations(Value):
     accelerator: AcceleratorObservation
     host_limits: dict[str, int] = Field(default={}, description="Bytes still available under each limit of resident host memory, by name.")
     address_space_limits: dict[str, int] = Field(
-        default={}, description="Bytes left under RLIMIT_AS and RLIMIT_DATA; counted in address space."
+        default={}, description="RLIMIT_AS and RLIMIT_DATA where set: bytes of address space per process."
     )
     pids_left: int | None = Field(default=None, description="Processes and threads that may still be started; None means no limit.")
     store: StoreObservation

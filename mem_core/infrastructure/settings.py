@@ -29,6 +29,7 @@ RANK_VARIABLES = (
     "NODE_RANK", "CROSS_RANK", "CROSS_SIZE", "MASTER_ADDR", "MASTER_PORT",
 )  # fmt: skip
 _RANK_PREFIXES = ("TORCHELASTIC_", "MASTER_")
+RUN_FOLDER_VARIABLE = "MEM_RUN_FOLDER"
 
 
 @dataclass(frozen=True)
@@ -119,11 +120,13 @@ def child_environment(
     device: Literal["cpu", "cuda"],
     threads_per_rank: int = 1,
     max_jobs: int = 1,
+    run_folder: Path | None = None,
     extra: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """The whole environment of a worker process.
 
-    `threads_per_rank` becomes OMP_NUM_THREADS, `max_jobs` bounds parallel compilers. The caller adds the rank's own
+    `threads_per_rank` becomes OMP_NUM_THREADS, `max_jobs` bounds parallel compilers, `run_folder` marks the process as one of
+    that run, so that the doctor finds it if it should outlive its owner. The caller adds the rank's own
     rendezvous variables through `extra`, which wins over everything else.
     """
     env = {name: value for name, value in settings.environ.items() if not _is_rank_variable(name)}
@@ -146,7 +149,8 @@ def child_environment(
     }
     # A CPU run must not open a CUDA context; on CUDA, cuBLAS needs a fixed workspace to give the same bits twice.
     env |= {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    return env | dict(extra or {})
+    marker = {RUN_FOLDER_VARIABLE: str(run_folder.absolute())} if run_folder is not None else {}
+    return env | marker | dict(extra or {})
 
 
 @lru_cache(maxsize=1)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mem_core.domain.errors import RequestError
-from mem_core.infrastructure.settings import S3_ENDPOINT_ORDER, Settings, child_environment, op_build_key
+from mem_core.infrastructure.settings import RUN_FOLDER_VARIABLE, S3_ENDPOINT_ORDER, Settings, child_environment, op_build_key
 
 
 def settings(**environ: str) -> Settings:
@@ -112,3 +112,9 @@ def test_op_folder_names_both_versions() -> None:
     key = op_build_key()
     assert key.startswith("torch2.")
     assert "-ds0." in key
+
+
+def test_workers_are_marked_with_their_run_folder() -> None:
+    """So that one that outlives its owner can be found."""
+    assert child_environment(settings(), device="cpu", run_folder=Path("/runs/demo"))[RUN_FOLDER_VARIABLE] == "/runs/demo"
+    assert RUN_FOLDER_VARIABLE not in child_environment(settings(), device="cpu")

@@ -1,0 +1,151 @@
+"""The memory prediction against what was measured, how it scales, and what the doctor says when it does not fit."""
+
+from typing import Any
+
+import pytest
+
+from mem_core.core.doctor_memory import choose_micro_batch_rows, estimate_memory, memory_findings, trained_parameters
+from mem_core.core.environment_doctor import EnvironmentDoctor, error_of, smallest_limit
+from mem_core.domain.environment import (
+    AcceleratorObservation,
+    BuildObservation,
+    EnvironmentReport,
+    MachineObservations,
+    MemoryBudget,
+    ModelNumbers,
+    StoreObservation,
+)
+from mem_core.domain.request import RuntimeRequest
+
+MIB = 2**20
+GIB = 2**30
+SMOLLM2 = ModelNumbers(
+    num_parameters=134_515_008, num_layers=30, hidden_size=576, intermediate_size=1536, vocab_size=49_152, num_heads=9, num_kv_heads=3,
+    max_positions=8192, tied=True,
+)  # fmt: skip
+
+
+def request(**values: Any) -> RuntimeRequest:
+    return RuntimeRequest(**{"run_id": "demo", **values})
+
+
+def host(size: int, name: str = "MemAvailable") -> MemoryBudget:
+    return MemoryBudget(kind="host", budget_bytes=size, binding_limit=name)
+
+
+@pytest.mark.parametrize(
+    ("zero_stage", "rows", "measured_mib"),
+    [(0, 1, 3281), (0, 4, 3622), (1, 1, 4443), (1, 4, 4554), (1, 16, 7141), (2, 1, 3952), (2, 4, 4629), (3, 1, 5204), (3, 4, 6049)],
+)
+def test_prediction_is_within_a_quarter_of_the_measured_peak(zero_stage: int, rows: int, measured_mib: int) -> None:
+    """VmHWM of SmolLM2-135M, float32, DeepSpeed 0.19.8 on a CPU, fused AdamW, rows of 128 tokens, second step of each shape."""
+    asked = request(training={"global_batch_size": rows}, parallel={"zero_stage": zero_stage})
+    predicted = estimate_memory(SMOLLM2, asked, "float32", micro_batch_rows=rows)["training_peak_per_rank"]
+    assert abs(predicted / (measured_mib * MIB) - 1) < 0.10
+
+
+def test_checkpoint_and_resume_sizes_match_what_was_written_and_read() -> None:
+    """2,053 MiB on disk at stage 1, 1,540 at stage 0; loading in a fresh process peaked at 3,092 MiB."""
+    stage1 = estimate_memory(SMOLLM2, request(parallel={"zero_stage": 1}), "float32")
+    stage0 = estimate_memory(SMOLLM2, request(parallel={"zero_stage": 0}), "float32")
+    assert abs(stage1["checkpoint"] / (2053 * MIB) - 1) < 0.01
+    assert abs(stage0["checkpoint"] / (1540 * MIB) - 1) < 0.01
+    assert abs(stage1["resume_peak_total"] / (3092 * MIB) - 1) < 0.05
+
+
+def test_every_rank_reads_every_optimizer_shard_at_stages_1_and_2() -> None:
+    """Four ranks need more than four times the host memory of a rank that would read its own shard only."""
+    one = estimate_memory(SMOLLM2, request(parallel={"num_ranks": 1}), "float32")
+    four = estimate_memory(SMOLLM2, request(parallel={"num_ranks": 4}), "float32")
+    read_each = 12 * SMOLLM2.num_parameters
+    assert four["resume_peak_total"] > 4 * (read_each + four["weights"])
+    assert four["optimizer"] == one["optimizer"] // 4
+    assert four["checkpoint"] == pytest.approx(one["checkpoint"], rel=1e-6)
+
+
+def test_logits_dominate_where_the_vocabulary_is_large() -> None:
+    sizes = estimate_memory(SMOLLM2, request(), "float32", micro_batch_rows=8)
+    assert sizes["logits"] == 8 * 128 * 49_152 * 4 * 3
+
+
+def test_activation_checkpointing_lora_and_bfloat16_each_need_less() -> None:
+    plain = estimate_memory(SMOLLM2, request(), "float32", micro_batch_rows=8)["training_peak_per_rank"]
+    recomputed = estimate_memory(SMOLLM2, request(model={"activation_checkpointing": "on"}), "float32", micro_batch_rows=8)
+    adapters = estimate_memory(SMOLLM2, request(model={"lora": {"rank": 8}}), "float32", micro_batch_rows=8)
+    half = estimate_memory(SMOLLM2, request(), "bfloat16", micro_batch_rows=8)
+    assert max(sizes["training_peak_per_rank"] for sizes in (recomputed, adapters, half)) < plain
+    assert trained_parameters(SMOLLM2, request(model={"lora": {"rank": 8}})) == 30 * 2 * 2 * 576 * 8
+
+
+def test_offload_moves_the_optimizer_from_device_to_host() -> None:
+    here = estimate_memory(SMOLLM2, request(), "bfloat16", device="cuda")
+    offloaded = estimate_memory(SMOLLM2, request(parallel={"offload_optimizer": "cpu"}), "bfloat16", device="cuda")
+    assert here["training_peak_per_rank"] - offloaded["training_peak_per_rank"] == here["optimizer"]
+    assert offloaded["host_peak_total"] - here["host_peak_total"] == here["optimizer"]
+
+
+def test_rows_are_the_most_that_fit_and_divide_the_share() -> None:
+    asked = request(training={"global_batch_size": 12})
+    sizes = {rows: estimate_memory(SMOLLM2, asked, "float32", micro_batch_rows=rows)["training_peak_total"] for rows in (1, 4, 6)}
+    budget = int((sizes[4] + sizes[6]) / 2 / 0.9)
+    assert choose_micro_batch_rows(SMOLLM2, asked, "float32", device="cpu", budget_bytes=budget) == 4
+    assert choose_micro_batch_rows(SMOLLM2, asked, "float32", device="cpu", budget_bytes=10**15) == 12
+    assert choose_micro_batch_rows(SMOLLM2, asked, "float32", device="cpu", budget_bytes=1) == 1
+    assert choose_micro_batch_rows(SMOLLM2, request(memory={"micro_batch_size": 2}), "float32", device="cpu", budget_bytes=10**15) == 2
+
+
+def training_finding(asked: RuntimeRequest, size: int, rows: int) -> Any:
+    findings = memory_findings(SMOLLM2, asked, "float32", "cpu", (host(size),), rows)
+    return next(finding for finding in findings if finding.check == "memory.training")
+
+
+def test_what_cannot_fit_even_with_the_estimates_error_is_exit_69_and_says_what_would() -> None:
+    asked = request(memory={"mode": "fixed", "micro_batch_size": 8})
+    finding = training_finding(asked, 4_600 * MIB, 8)
+    assert finding.severity == "warning"
+    failed = training_finding(asked, 3_000 * MIB, 8)
+    assert (failed.severity, failed.exit_code) == ("failure", 69)
+    assert "model.lora" in failed.remedy
+    assert "MemAvailable" in failed.observed
+
+
+def test_adaptive_memory_may_still_shrink_so_a_large_micro_batch_only_warns() -> None:
+    assert training_finding(request(), 2_000 * MIB, 8).severity == "warning"
+    assert training_finding(request(), 2_000 * MIB, 1).severity == "failure"
+
+
+def test_the_smallest_limit_binds_and_own_budget_counts() -> None:
+    assert smallest_limit("host", {"MemAvailable": 10, "cgroup": 5}).binding_limit == "cgroup"
+    assert smallest_limit("host", {"MemAvailable": 10}, 3).binding_limit == "memory.budget"
+    assert smallest_limit("host", {}).budget_bytes == 0
+
+
+def examine(asked: RuntimeRequest, **limits: Any) -> EnvironmentReport:
+    seen = MachineObservations(
+        num_cores=2,
+        versions={"torch": "2.13.0", "deepspeed": "0.19.8"},
+        accelerator=AcceleratorObservation(available=False),
+        store=StoreObservation(location="/runs"),
+        build=BuildObservation(folder="/ext", compiler="g++", ninja="1"),
+        **limits,
+    )
+    return EnvironmentDoctor().examine(asked, seen, SMOLLM2)
+
+
+def test_a_containers_limit_below_free_ram_binds() -> None:
+    """2 GiB of a container on a machine with 900 GiB free: the run must be refused, by the container's name."""
+    report = examine(request(), host_limits={"MemAvailable": 900 * GIB, "cgroup v2 /sys/fs/cgroup": 2 * GIB})
+    assert report.memory[0].binding_limit == "cgroup v2 /sys/fs/cgroup"
+    error = error_of(report)
+    assert error is not None
+    assert error.exit_code == 69
+    assert "2.0 GiB under cgroup v2" in str(error)
+
+
+def test_an_address_space_limit_is_compared_with_address_space() -> None:
+    """The part that a rank maps and never touches is taken off, and each rank has the limit for itself."""
+    limits = {"host_limits": {"MemAvailable": 900 * GIB}, "address_space_limits": {"RLIMIT_AS": 8 * GIB}}
+    one, two = examine(request(), **limits), examine(request(parallel={"num_ranks": 2}), **limits)
+    assert "RLIMIT_AS" in one.memory[0].binding_limit
+    assert one.memory[0].budget_bytes < 8 * GIB
+    assert two.memory[0].budget_bytes == 2 * one.memory[0].budget_bytes
