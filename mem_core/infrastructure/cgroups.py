@@ -7,6 +7,7 @@ from typing import Literal
 # Version 1 writes "no limit" as the largest page-aligned 64-bit number; anything near it is no limit either.
 _NO_LIMIT = 2**60
 _Version = Literal["v1", "v2"]
+CgroupFolders = tuple[tuple[_Version, Path], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +33,15 @@ def memory_cgroups(pid: int | Literal["self"] = "self", root: Path = Path("/")) 
 
     `root` stands in for `/` in tests. Groups that vanish or deny reading are left out.
     """
-    return tuple(level for version, folder in memory_cgroup_folders(pid, root) if (level := read_level(version, folder, root)) is not None)
+    return read_levels(memory_cgroup_folders(pid, root), root)
 
 
-def memory_cgroup_folders(pid: int | Literal["self"] = "self", root: Path = Path("/")) -> tuple[tuple[_Version, Path], ...]:
+def read_levels(folders: CgroupFolders, root: Path = Path("/")) -> tuple[CgroupLevel, ...]:
+    """Readings of folders that `memory_cgroup_folders` found; a process rarely moves, so they may be kept."""
+    return tuple(level for version, folder in folders if (level := read_level(version, folder, root)) is not None)
+
+
+def memory_cgroup_folders(pid: int | Literal["self"] = "self", root: Path = Path("/")) -> CgroupFolders:
     """(version, folder) of each group on the way up, innermost first. The hybrid layout has both versions; each is looked at."""
     return _folders("memory", pid, root)
 
@@ -73,7 +79,7 @@ def cpu_quota(pid: int | Literal["self"] = "self", root: Path = Path("/")) -> fl
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
-def _folders(controller: str, pid: int | Literal["self"], root: Path) -> tuple[tuple[_Version, Path], ...]:
+def _folders(controller: str, pid: int | Literal["self"], root: Path) -> CgroupFolders:
     """Every existing folder of the process's groups with this controller, innermost first."""
     mounts = _mounts(root, controller)
     found: list[tuple[_Version, Path]] = []
