@@ -41,11 +41,16 @@ def test_everything_that_is_known_is_on_the_line() -> None:
         "2.5000",
         "3.00e-04",
         "12,345 tok/s",
-        "1.0 GiB of 2.0 GiB",
+        "mem 1.0/2.0 GiB",
         "validated 400",
         "restarts 2",
     ):
         assert part in line
+
+
+def test_memory_of_another_size_than_its_limit_keeps_its_own_unit() -> None:
+    view = ProgressView(step=1, total_steps=2, memory_bytes=2**20, memory_limit_bytes=2**31)
+    assert describe(view).endswith("mem 1.0 MiB/2.0 GiB")
 
 
 def test_what_is_not_known_is_left_out() -> None:

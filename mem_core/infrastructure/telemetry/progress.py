@@ -17,6 +17,7 @@ LIVE_EVERY_S = 0.25
 PLAIN_EVERY_S = 30.0
 _PLAIN_AT_LEAST_S = 2.0
 _RATE_SPAN_S = 60.0
+_BAR_WIDTH = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,19 +233,28 @@ def describe(view: View, eta_s: float | None = None) -> str:
 
 
 def _describe_training(view: ProgressView, eta_s: float | None) -> str:
-    limit = f" of {format_bytes(view.memory_limit_bytes)}" if view.memory_limit_bytes else ""
+    """The most wanted parts first, since a narrow terminal cuts the end."""
     parts = (
         f"step {view.step:,}/{view.total_steps:,} {_fraction(view):.1%}",
         view.phase,
         f"eta {format_seconds(eta_s)}" if eta_s is not None else "",
         f"loss {view.loss:.4f}" if view.loss is not None else "",
-        f"lr {view.learning_rate:.2e}" if view.learning_rate is not None else "",
-        f"{view.tokens_per_s:,.0f} tok/s" if view.tokens_per_s is not None else "",
-        f"mem {format_bytes(view.memory_bytes)}{limit}" if view.memory_bytes is not None else "",
         f"validated {view.validated_step:,}" if view.validated_step is not None else "",
         f"restarts {view.restarts}" if view.restarts else "",
+        f"{view.tokens_per_s:,.0f} tok/s" if view.tokens_per_s is not None else "",
+        _memory_words(view.memory_bytes, view.memory_limit_bytes) if view.memory_bytes is not None else "",
+        f"lr {view.learning_rate:.2e}" if view.learning_rate is not None else "",
     )
     return "  ".join(part for part in parts if part)
+
+
+def _memory_words(memory_bytes: int, limit_bytes: int) -> str:
+    """`mem 1.0/2.0 GiB`, with the unit said once where it is the same."""
+    used, limit = format_bytes(memory_bytes), format_bytes(limit_bytes)
+    if not limit_bytes:
+        return f"mem {used}"
+    used_number, used_unit = used.split(" ")
+    return f"mem {used_number}/{limit}" if limit.endswith(f" {used_unit}") else f"mem {used}/{limit}"
 
 
 def _describe_preparing(view: PreparingView) -> str:
@@ -266,7 +276,7 @@ def _live_line(view: View, text: str) -> "Table":
     from rich.text import Text
 
     grid = Table.grid(padding=(0, 1), expand=True)
-    grid.add_column(width=20)
+    grid.add_column(width=_BAR_WIDTH)
     grid.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
-    grid.add_row(ProgressBar(total=1.0, completed=_fraction(view), width=20), Text(text, no_wrap=True, overflow="ellipsis"))
+    grid.add_row(ProgressBar(total=1.0, completed=_fraction(view), width=_BAR_WIDTH), Text(text, no_wrap=True, overflow="ellipsis"))
     return grid
