@@ -147,7 +147,9 @@ class SyntheticRun:
 
     def _memory_event(self, builder: JournalBuilder, batch_index: int) -> None:
         rows = self.rng.choice((1, 2, 4, 8))
-        change = MemoryPlanChange(batch_index=batch_index, plan=MemoryPlan(micro_batch_rows=rows), reason="above the high watermark")
+        change = MemoryPlanChange(
+            batch_index=batch_index, plan=MemoryPlan(micro_batch_rows=rows, micro_batch_tokens=0), reason="above the high watermark"
+        )
         builder.add(MemoryPlanChanged(change=change, observed_bytes=int(2.8 * 2**30), limit_bytes=_BUDGET_BYTES))
         builder.add(OomAbsorbed(batch_index=batch_index, memory="host", phase="forward"))
 
@@ -202,7 +204,7 @@ def _environment() -> EnvironmentReport:
 
 def _decision(index: int, from_step: int, to_step: int) -> PolicyDecided:
     refused = index % 2 == 1
-    applied = Hyperparams() if refused else Hyperparams(lr_multiplier=0.85)
+    applied = Hyperparams.model_validate({} if refused else {"lr_multiplier": 0.85})
     clamp = Clamp(field="lr_multiplier", proposed=3.0, applied=0.85, bound="<= 0.85", reason="above the lane's bound")
     decision = PolicyDecision(
         allow=not refused,
@@ -213,7 +215,11 @@ def _decision(index: int, from_step: int, to_step: int) -> PolicyDecided:
         clamps=() if refused else (clamp,),
     )
     plan = CandidatePlan(
-        segment_index=index, from_step=from_step, until_step=to_step, hyperparams=applied, memory=MemoryPlan(micro_batch_rows=4)
+        segment_index=index,
+        from_step=from_step,
+        until_step=to_step,
+        hyperparams=applied,
+        memory=MemoryPlan(micro_batch_rows=4, micro_batch_tokens=0),
     )
     text = '{"shell": "rm -rf /"} ' + HOSTILE_TEXT if refused else '{"lr_multiplier": 3.0}'
     return PolicyDecided(segment_index=index, plan=plan, directive_text=text, decision=decision)

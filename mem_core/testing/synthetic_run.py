@@ -75,7 +75,9 @@ class JournalBuilder:
     def judge(self, step: int, *, valid: bool = True, manifest: str = "") -> "JournalBuilder":
         """A verdict on it."""
         reasons = () if valid else ("sha256 of model.pt differs",)
-        verdict = CheckpointVerdict(step=step, level="integrity", valid=valid, reasons=reasons, manifest_sha256=manifest or f"m{step}")
+        verdict = CheckpointVerdict(
+            step=step, level="integrity", valid=valid, reasons=reasons, weights_bad=False, manifest_sha256=manifest or f"m{step}"
+        )
         return self.add(CheckpointJudged(verdict=verdict))
 
     def end(self, status: str = "completed", exit_code: int = 0, message: str = "") -> "JournalBuilder":
