@@ -34,7 +34,7 @@ def choose_device(request: RuntimeRequest, seen: MachineObservations) -> tuple[D
         finding = Finding(
             check="accelerator",
             severity="failure",
-            observed=f"no usable CUDA device: {reason}",
+            observed=f"cuda_unavailable: {reason}",
             needed="device: cuda",
             remedy="Fix the driver or the torch build that the reason names, or ask for device: cpu or auto.",
             exit_code=80,

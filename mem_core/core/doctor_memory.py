@@ -5,6 +5,7 @@ SmolLM2-135M on a CPU. Calibration before step 0 replaces the prediction by read
 to say "this cannot work" before minutes are spent: within ESTIMATE_ERROR.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -138,15 +139,19 @@ def choose_micro_batch_rows(
     asked = request.memory.micro_batch_size
     most = rows_per_rank if asked == "auto" else asked
     allowed = int(budget_bytes * request.memory.high_watermark)
-    for rows in range(most, 1, -1):
-        if rows_per_rank % rows:
-            continue
+    for rows in (size for size in _divisors(rows_per_rank) if size <= most):
         peak = estimate_memory(
             model, request, dtype, device=device, micro_batch_rows=rows, activation_checkpointing=activation_checkpointing
         )
         if needed_bytes(peak, device) <= allowed:
             return rows
     return 1
+
+
+def _divisors(number: int) -> list[int]:
+    """Divisors, largest first."""
+    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return sorted({*small, *(number // size for size in small)}, reverse=True)
 
 
 def needed_bytes(estimates: Mapping[str, int], device: Device) -> int:
