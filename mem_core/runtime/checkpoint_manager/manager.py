@@ -3,11 +3,10 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from mem_core.domain.checkpoint import (
-    VERDICT_NAME,
     CheckpointDraft,
     CheckpointExpectation,
     CheckpointInfo,
@@ -17,25 +16,22 @@ from mem_core.domain.checkpoint import (
     checkpoint_name,
 )
 from mem_core.domain.errors import InternalError, NoValidCheckpoint, StoreUnavailable
-from mem_core.domain.events import CheckpointCommitted, CheckpointJudged, CheckpointRemoved, Event, Noted
+from mem_core.domain.events import CheckpointCommitted, CheckpointRemoved, Event, Noted
 from mem_core.domain.request import CheckpointSection
 from mem_core.domain.units import format_bytes
 from mem_core.infrastructure.storage.disk import Disk, OsDisk, is_unavailable, remove_tree, unavailable
 from mem_core.runtime.checkpoint_manager.attempt_area import AttemptArea
 from mem_core.runtime.checkpoint_manager.catalog import Catalog
-from mem_core.runtime.checkpoint_manager.file_checks import ManifestOnDisk, check_claims, check_files
-from mem_core.runtime.checkpoint_manager.manifest_codec import ManifestDamaged, encode_verdict, sha256_hex
+from mem_core.runtime.checkpoint_manager.judging import Judge
+from mem_core.runtime.checkpoint_manager.manifest_codec import ManifestDamaged
 from mem_core.runtime.checkpoint_manager.pickle_scan import DEFAULT_ALLOWED_GLOBALS
 from mem_core.runtime.checkpoint_manager.rotation import plan_rotation
 from mem_core.runtime.checkpoint_manager.sealing import Sealer
-from mem_core.runtime.checkpoint_manager.shards import refuse_other_shape
 from mem_core.runtime.checkpoint_manager.tensor_checks import scan_file
 from mem_core.runtime.checkpoint_manager.validator import Level, Validator
 
 SPACE_FACTOR = 1.2
-QUARANTINE_KEEP = 3
 _SMALL_WRITES_BYTES = 1 << 20
-_LEVELS: tuple[Level, ...] = ("integrity", "replay")
 
 
 def _scan_engine_file(path: Path) -> tuple[str, ...]:
@@ -67,17 +63,20 @@ class CheckpointManager:
         disk: Disk | None = None,
         signature_key: bytes | None = None,
         initial_weights_digest: str = "",
+        held: Callable[[], Collection[int]] = tuple,
         scan: Callable[[Path], tuple[str, ...]] = _scan_engine_file,
     ) -> None:
         self._disk: Disk = disk or OsDisk()
-        self._run_folder, self._run_id, self._attempt = run_folder, run_id, attempt
+        self._run_folder, self._attempt = run_folder, attempt
         self._section, self._expectation = section, expectation
-        self._fence, self._emit, self._validator, self._clock, self._scan = fence, emit, validator, clock, scan
-        self._initial_weights_digest = initial_weights_digest
+        self._fence, self._emit, self._held, self._clock = fence, emit, held, clock
+        self._lock = threading.RLock()
         self._area = AttemptArea(self._disk, run_folder, attempt)
         self._catalog = Catalog(self._disk, run_folder, run_id, signature_key)
         self._sealer = Sealer(self._disk, run_id, attempt, expectation, signature_key, clock)
-        self._lock = threading.RLock()
+        self._judge = Judge(
+            self._disk, run_id, self._area, self._catalog, self._lock, fence, emit, validator, scan, initial_weights_digest, clock
+        )
         self._opened = False
 
     # -- staging and commit -------------------------------------------------------------------------------------------------------
@@ -86,6 +85,7 @@ class CheckpointManager:
         """An empty folder on the run's own file system for all ranks' engine files of `step`; commit it or leave it.
 
         `expected_bytes` is the size of the checkpoint where it is known; the last one's size counts too. Makes room by rotation first.
+        With DeepSpeed: `engine.save_checkpoint(staging.parent, tag=staging.name, save_latest=False)`.
 
         Raises:
             StoreUnavailable: less than 1.2 times that size is free.
@@ -125,6 +125,23 @@ class CheckpointManager:
         )
         return manifest
 
+    def adopt(self, step: int, staging: Path) -> CheckpointManifest:
+        """Make a checkpoint durable and visible that comes with its manifest, such as one from a mirror. It still has to be validated.
+
+        Raises:
+            ManifestDamaged: manifest, signature or any file is not what the manifest says; the folder is removed.
+        """
+        with self._writing(locked=False):
+            self._fence()
+            try:
+                present = self._sealer.prove_again(step, staging)
+            except ManifestDamaged:
+                self.discard(staging)
+                raise
+            with self._lock:
+                self._publish(step, staging)
+        return present
+
     def discard(self, staging: Path) -> None:
         """Remove a staged folder that will not be committed (its save failed); what cannot be removed goes with the next clean-up."""
         if self._area.owns_save(staging):
@@ -146,25 +163,8 @@ class CheckpointManager:
         Raises:
             NoValidCheckpoint: there is no complete checkpoint of that step.
         """
-        wanted = level or self._section.validation
         with self._writing(locked=False):
-            try:
-                present = self._catalog.read(step)
-            except FileNotFoundError as exc:
-                raise NoValidCheckpoint(f"no complete checkpoint of step {step} in {self._catalog.folder}",
-                                        remedy="List them with `mem checkpoints list`.") from exc  # fmt: skip
-            except ManifestDamaged as exc:
-                return self._condemn(step, (f"manifest: {exc}",), wanted)
-            known = self._catalog.verdict(step, sha256_hex(present.data))
-            if known is not None and (not known.valid or _LEVELS.index(known.level) >= _LEVELS.index(wanted)):
-                return known if known.valid else self._publish_verdict(known)
-            foreign = check_claims(present.manifest, step, self._run_id)
-            if foreign:
-                return self._condemn(step, foreign, wanted)
-            verdict = self._validator(self._catalog.path(step), present.manifest, self._digest_before(step), wanted)
-            if not verdict.manifest_sha256:  # the manifest was damaged under the validator's hands: the verdict is about these bytes
-                verdict = verdict.model_copy(update={"manifest_sha256": self._catalog.raw_digest(step)})
-            return self._publish_verdict(verdict)
+            return self._judge.validate(step, level or self._section.validation)
 
     def newest_valid(self, *, recheck: bool = True) -> CheckpointManifest | None:
         """Where to resume: newest to oldest by number, each skip emitted with its reason, bad ones quarantined.
@@ -177,23 +177,7 @@ class CheckpointManager:
             RequestError: the newest sound one was saved for other ranks, another stage or another model.
         """
         with self._writing(locked=False):
-            skipped: list[str] = []
-            for step in reversed(self._catalog.steps()):
-                present, reason, counts = self._judge_candidate(step, recheck)
-                if present is not None:
-                    return present.manifest
-                self._emit(Noted(text=f"checkpoint of step {step} skipped: {reason}"))
-                if counts:
-                    skipped.append(f"step {step}: {reason}")
-            quarantined = [info for info in self._catalog.listing() if info.state == "quarantined"]
-        if not skipped and not quarantined:
-            self._emit(Noted(text="no checkpoint yet: training starts at step 0"))
-            return None
-        skipped = skipped or [f"step {info.step}: quarantined earlier ({', '.join(info.reasons) or 'damaged'})" for info in quarantined]
-        raise NoValidCheckpoint(
-            f"checkpoints of run {self._run_id} exist and none is valid ({'; '.join(skipped)[:600]})",
-            remedy=f"Restore one from a mirror, or look at {self._run_folder / 'quarantine'} and start another run_id.",
-        )
+            return self._judge.newest_valid(self._expectation, self._section.validation, recheck)
 
     # -- keeping and looking ------------------------------------------------------------------------------------------------------
 
@@ -202,7 +186,7 @@ class CheckpointManager:
         with self._writing():
             own = self._catalog.own()
             verdicts = {step: verdict for step, (_, verdict) in own.items() if verdict is not None}
-            plan = plan_rotation(tuple(own), verdicts, self._section, self._catalog.pinned())
+            plan = plan_rotation(tuple(own), verdicts, self._section, self._catalog.pinned() | frozenset(self._held()))
             for step in plan.remove:
                 self._fence()
                 self._remove(step)
@@ -282,68 +266,6 @@ class CheckpointManager:
         self._disk.sync_folder(target.parent)
         self._disk.sync_folder(self._area.folder)
         self._area.empty_trash()
-
-    def _judge_candidate(self, step: int, recheck: bool) -> tuple[ManifestOnDisk | None, str, bool]:
-        """(what to resume from or None, why not, whether it counts as an existing checkpoint)."""
-        try:
-            present = self._catalog.read(step)
-        except FileNotFoundError:
-            return None, "no manifest: it was never completed", self._catalog.was_complete(step)
-        except ManifestDamaged as exc:
-            self._condemn(step, (f"manifest: {exc}",), self._section.validation)
-            return None, f"manifest: {exc}", True
-        if present.manifest.run_id != self._run_id:
-            return None, f"it belongs to run {present.manifest.run_id}", True
-        refuse_other_shape(present.manifest, self._expectation)
-        known = self._catalog.verdict(step, sha256_hex(present.data))
-        verdict = self.validate(step)
-        if not verdict.valid:
-            return None, "; ".join(verdict.reasons) or "judged bad", True
-        if recheck and known is not None:
-            reasons = self._recheck(step, present)
-            if reasons:
-                self._condemn(step, reasons, known.level)
-                return None, "; ".join(reasons), True
-        return present, "", True
-
-    def _recheck(self, step: int, present: ManifestOnDisk) -> tuple[str, ...]:
-        folder = self._catalog.path(step)
-        reasons = check_files(self._disk, folder, present.manifest)
-        if reasons:
-            return reasons
-        return tuple(f"{entry.path}: {reason}" for entry in present.manifest.files for reason in self._scan(folder / entry.path))
-
-    def _digest_before(self, step: int) -> str:
-        """Weights digest of the newest validated checkpoint before `step`, else that of the untrained model if it is known."""
-        valid = [manifest for number, (manifest, verdict) in self._catalog.own().items() if number < step and verdict and verdict.valid]
-        return valid[-1].weights_digest if valid else self._initial_weights_digest
-
-    def _condemn(self, step: int, reasons: tuple[str, ...], level: Level) -> CheckpointVerdict:
-        verdict = CheckpointVerdict(
-            step=step,
-            level=level,
-            valid=False,
-            reasons=reasons,
-            weights_bad=False,
-            manifest_sha256=self._catalog.raw_digest(step),
-            judged_unix_s=self._clock(),
-        )
-        return self._publish_verdict(verdict)
-
-    def _publish_verdict(self, verdict: CheckpointVerdict) -> CheckpointVerdict:
-        """Write it beside the manifest that it is about, unless that was replaced meanwhile; quarantine what is bad."""
-        folder = self._catalog.path(verdict.step)
-        self._fence()
-        with self._lock:
-            if self._catalog.raw_digest(verdict.step) != verdict.manifest_sha256:
-                raise InternalError(f"the checkpoint of step {verdict.step} was replaced while it was judged", remedy="Judge it again.")
-            self._area.publish_file(encode_verdict(verdict), folder / VERDICT_NAME)
-            if not verdict.valid:
-                self._area.to_quarantine(folder, QUARANTINE_KEEP)
-        self._emit(CheckpointJudged(verdict=verdict))
-        if not verdict.valid:
-            self._emit(CheckpointRemoved(step=verdict.step, reason=f"quarantined: {'; '.join(verdict.reasons)}"[:500]))
-        return verdict
 
     def _remove(self, step: int) -> None:
         """Rename to the desk first, so that a half-deleted folder is never seen as a checkpoint."""

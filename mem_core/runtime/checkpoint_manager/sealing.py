@@ -16,7 +16,8 @@ from mem_core.domain.checkpoint import (
 )
 from mem_core.domain.errors import InternalError
 from mem_core.infrastructure.storage.disk import Disk, walk_files, walk_folders
-from mem_core.runtime.checkpoint_manager.manifest_codec import decode_manifest, encode_manifest, sign
+from mem_core.runtime.checkpoint_manager.file_checks import check_claims, check_files, read_manifest
+from mem_core.runtime.checkpoint_manager.manifest_codec import ManifestDamaged, decode_manifest, encode_manifest, sign
 from mem_core.runtime.checkpoint_manager.shards import missing_shards
 
 
@@ -51,6 +52,25 @@ class Sealer:
         for folder in walk_folders(self.disk, staging):
             self.disk.sync_folder(folder)
         return decode_manifest(data)
+
+    def prove_again(self, step: int, staging: Path) -> CheckpointManifest:
+        """Check a staged folder that brought its manifest along, then sync all of it.
+
+        Raises:
+            ManifestDamaged: it is not, byte for byte, the checkpoint of that step of this run.
+        """
+        try:
+            present = read_manifest(self.disk, staging, self.signature_key)
+        except FileNotFoundError as exc:
+            raise ManifestDamaged("it has no manifest") from exc
+        reasons = (*check_claims(present.manifest, step, self.run_id), *check_files(self.disk, staging, present.manifest))
+        if reasons:
+            raise ManifestDamaged("; ".join(reasons))
+        for name, _ in walk_files(self.disk, staging):
+            self.disk.sync_file(staging / name)
+        for folder in walk_folders(self.disk, staging):
+            self.disk.sync_folder(folder)
+        return present.manifest
 
     def _staged_names(self, step: int, staging: Path) -> list[str]:
         leftovers = (MANIFEST_NAME, SIGNATURE_NAME)  # of a commit that failed after this point

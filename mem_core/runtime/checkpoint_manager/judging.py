@@ -1,0 +1,143 @@
+"""Verdicts: asking the validator, publishing what it says, quarantining what is bad, walking back to the newest that holds."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mem_core.domain.checkpoint import VERDICT_NAME, CheckpointExpectation, CheckpointManifest, CheckpointVerdict
+from mem_core.domain.errors import InternalError, NoValidCheckpoint
+from mem_core.domain.events import CheckpointJudged, CheckpointRemoved, Event, Noted
+from mem_core.infrastructure.storage.disk import Disk
+from mem_core.runtime.checkpoint_manager.attempt_area import AttemptArea
+from mem_core.runtime.checkpoint_manager.catalog import Catalog
+from mem_core.runtime.checkpoint_manager.file_checks import ManifestOnDisk, check_claims, check_files
+from mem_core.runtime.checkpoint_manager.manifest_codec import ManifestDamaged, encode_verdict, sha256_hex
+from mem_core.runtime.checkpoint_manager.shards import refuse_other_shape
+from mem_core.runtime.checkpoint_manager.validator import Level, Validator
+
+QUARANTINE_KEEP = 3
+_LEVELS: tuple[Level, ...] = ("integrity", "replay")
+
+
+@dataclass(frozen=True)
+class Judge:
+    """The judging half of `CheckpointManager`, which opens the run folder and translates errors around every call."""
+
+    disk: Disk
+    run_id: str
+    area: AttemptArea
+    catalog: Catalog
+    lock: threading.RLock
+    fence: Callable[[], None]
+    emit: Callable[[Event], None]
+    validator: Validator
+    scan: Callable[[Path], tuple[str, ...]]
+    initial_weights_digest: str = ""
+    clock: Callable[[], float] = time.time
+
+    def validate(self, step: int, wanted: Level) -> CheckpointVerdict:
+        """See `CheckpointManager.validate`."""
+        try:
+            present = self.catalog.read(step)
+        except FileNotFoundError as exc:
+            raise NoValidCheckpoint(
+                f"no complete checkpoint of step {step} in {self.catalog.folder}", remedy="List them with `mem checkpoints list`."
+            ) from exc
+        except ManifestDamaged as exc:
+            return self.condemn(step, (f"manifest: {exc}",), wanted)
+        known = self.catalog.verdict(step, sha256_hex(present.data))
+        if known is not None and (not known.valid or _LEVELS.index(known.level) >= _LEVELS.index(wanted)):
+            return known if known.valid else self._publish(known)  # a crash came between a bad verdict and quarantine
+        foreign = check_claims(present.manifest, step, self.run_id)
+        if foreign:
+            return self.condemn(step, foreign, wanted)
+        verdict = self.validator(self.catalog.path(step), present.manifest, self._digest_before(step), wanted)
+        if not verdict.manifest_sha256:  # the manifest was damaged under the validator's hands: the verdict is about these bytes
+            verdict = verdict.model_copy(update={"manifest_sha256": self.catalog.raw_digest(step)})
+        return self._publish(verdict)
+
+    def newest_valid(self, expectation: CheckpointExpectation, level: Level, recheck: bool) -> CheckpointManifest | None:
+        """See `CheckpointManager.newest_valid`."""
+        skipped: list[str] = []
+        for step in reversed(self.catalog.steps()):
+            present, reason, counts = self._candidate(step, expectation, level, recheck)
+            if present is not None:
+                return present.manifest
+            self.emit(Noted(text=f"checkpoint of step {step} skipped: {reason}"))
+            if counts:
+                skipped.append(f"step {step}: {reason}")
+        quarantined = [info for info in self.catalog.listing() if info.state == "quarantined"]
+        if not skipped and not quarantined:
+            self.emit(Noted(text="no checkpoint yet: training starts at step 0"))
+            return None
+        skipped = skipped or [f"step {info.step}: quarantined earlier ({', '.join(info.reasons) or 'damaged'})" for info in quarantined]
+        raise NoValidCheckpoint(
+            f"checkpoints of run {self.run_id} exist and none is valid ({'; '.join(skipped)[:600]})",
+            remedy=f"Restore one from a mirror, or look at {self.catalog.quarantine} and start another run_id.",
+        )
+
+    def condemn(self, step: int, reasons: tuple[str, ...], level: Level) -> CheckpointVerdict:
+        """Publish a bad verdict about the manifest as it lies there."""
+        return self._publish(
+            CheckpointVerdict(
+                step=step,
+                level=level,
+                valid=False,
+                reasons=reasons,
+                weights_bad=False,
+                manifest_sha256=self.catalog.raw_digest(step),
+                judged_unix_s=self.clock(),
+            )
+        )
+
+    def _candidate(
+        self, step: int, expectation: CheckpointExpectation, level: Level, recheck: bool
+    ) -> tuple[ManifestOnDisk | None, str, bool]:
+        """(what to resume from or None, why not, whether it counts as an existing checkpoint)."""
+        try:
+            present = self.catalog.read(step)
+        except FileNotFoundError:
+            return None, "no manifest: it was never completed", self.catalog.was_complete(step)
+        except ManifestDamaged as exc:
+            self.condemn(step, (f"manifest: {exc}",), level)
+            return None, f"manifest: {exc}", True
+        if present.manifest.run_id != self.run_id:
+            return None, f"it belongs to run {present.manifest.run_id}", True
+        refuse_other_shape(present.manifest, expectation)
+        known = self.catalog.verdict(step, sha256_hex(present.data))
+        verdict = self.validate(step, level)
+        if not verdict.valid:
+            return None, "; ".join(verdict.reasons) or "judged bad", True
+        reasons = self._recheck(step, present) if recheck and known is not None else ()
+        if reasons:
+            self.condemn(step, reasons, level)
+            return None, "; ".join(reasons), True
+        return present, "", True
+
+    def _recheck(self, step: int, present: ManifestOnDisk) -> tuple[str, ...]:
+        """The paired check of the reader: every byte again, and that no file would run code."""
+        folder = self.catalog.path(step)
+        reasons = check_files(self.disk, folder, present.manifest)
+        return reasons or tuple(f"{entry.path}: {reason}" for entry in present.manifest.files for reason in self.scan(folder / entry.path))
+
+    def _digest_before(self, step: int) -> str:
+        """Weights digest of the newest validated checkpoint before `step`, else that of the untrained model if it is known."""
+        valid = [manifest for number, (manifest, verdict) in self.catalog.own().items() if number < step and verdict and verdict.valid]
+        return valid[-1].weights_digest if valid else self.initial_weights_digest
+
+    def _publish(self, verdict: CheckpointVerdict) -> CheckpointVerdict:
+        """Write it beside the manifest that it is about; quarantine what is bad."""
+        folder = self.catalog.path(verdict.step)
+        self.fence()
+        with self.lock:
+            if self.catalog.raw_digest(verdict.step) != verdict.manifest_sha256:
+                raise InternalError(f"the checkpoint of step {verdict.step} was replaced while it was judged", remedy="Judge it again.")
+            self.area.publish_file(encode_verdict(verdict), folder / VERDICT_NAME)
+            if not verdict.valid:
+                self.area.to_quarantine(folder, QUARANTINE_KEEP)
+        self.emit(CheckpointJudged(verdict=verdict))
+        if not verdict.valid:
+            self.emit(CheckpointRemoved(step=verdict.step, reason=f"quarantined: {'; '.join(verdict.reasons)}"[:500]))
+        return verdict
