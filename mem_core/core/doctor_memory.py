@@ -49,7 +49,7 @@ def estimate_memory(
 
     - weights: P w; at stage 3 P w / R and on top what stays gathered, min(P, 1e9) w.
     - gradients: T w, since accumulation is not managed by DeepSpeed and whole gradients stay until the step; at stage 3
-      their partitions, in the weights' format and in float32: T (w + 4) / R.
+      a float32 copy of the rank's partition comes on top, 4 T / R.
     - optimizer: two Adam moments in float32, 8 T / s, and from stage 1 on (or with 16-bit weights) a float32 master copy,
       4 T / s. With offload they are counted on the host.
     - step_transient: copies of the gradients on their way to the optimizer: the reduction buffer, T w; at stages 1 and 2 also
@@ -59,12 +59,12 @@ def estimate_memory(
     - logits: tokens x vocab x 4 x LOGITS_COPIES. A = activations + logits.
     - training_peak_per_rank: base + weights + optimizer + the larger of the two moments "loss" (A, and the gradients of earlier
       micro-batches) and "step" (gradients + step_transient + RETAINED A; at stage 3 all of A, as reduction runs in the backward).
-    - checkpoint: P w for the module (of all ranks together) + optimizer of all ranks.
-    - resume_peak_total: ranks x (base + weights + master + the bytes that a rank reads). Every rank reads the module file and,
-      at stages 1 and 2, the optimizer shards of *every* rank.
+    - checkpoint: P w for the module (nothing at stage 3, whose module file holds no weights) + optimizer of all ranks.
+    - resume_peak_total: ranks x (base + weights + master + the larger file that a rank reads: the module, or its own optimizer
+      shard; at stage 0 both are one file). Moments are taken over from what was read, not copied.
 
     `training_peak_total` and `training_peak_per_rank` count the memory of `device`; on CUDA `host_peak_total` is apart.
-    Against SmolLM2-135M, float32, one rank, fused AdamW, 128 to 2,048 tokens a pass: within 8 % at stages 0 to 3.
+    Against SmolLM2-135M, float32, fused AdamW, 128 to 2,048 tokens a pass, one and two ranks: within 8 % at stages 0 to 3.
     """
     item, ranks, stage = _ITEM_BYTES[dtype], request.parallel.num_ranks, request.parallel.zero_stage
     trained = trained_parameters(model, request)
@@ -90,7 +90,7 @@ def estimate_memory(
         "logits": logits,
         "training_peak_per_rank": peak,
         "training_peak_total": peak * ranks,
-        "checkpoint": model.num_parameters * item + state["optimizer"] * (ranks if stage >= 1 else 1),
+        "checkpoint": (0 if stage == 3 else model.num_parameters * item) + state["optimizer"] * (ranks if stage >= 1 else 1),
         "resume_peak_total": ranks * _resume_bytes(model.num_parameters * item, state, request, device, offloaded=offloaded),
     }
     if device == "cuda":
@@ -115,20 +115,21 @@ def _state_bytes(parameters: int, trained: int, item: int, ranks: int, stage: in
         transient += 4 * trained // shards
     if stage == 3:
         weights = weights // ranks + min(parameters, _MAX_LIVE_PARAMETERS) * item
-        gradients = trained * (item + 4) // ranks
+        gradients = trained * item + 4 * trained // ranks
         transient = 2 * min(trained, _BUCKET_ELEMENTS) * item
     optimizer = trained * (12 if has_master else 8) // shards
     return {"weights": weights, "gradients": gradients, "optimizer": optimizer, "step_transient": transient}
 
 
 def _resume_bytes(module: int, state: Mapping[str, int], request: RuntimeRequest, device: Device, *, offloaded: bool) -> int:
-    """Host bytes of one rank at the peak of loading a checkpoint; moments are taken over from what was read, not copied."""
-    ranks, stage, optimizer = request.parallel.num_ranks, request.parallel.zero_stage, state["optimizer"]
-    read = {0: module + optimizer, 3: optimizer}.get(stage, max(module, optimizer * ranks))
+    """Host bytes of one rank at the peak of loading a checkpoint."""
+    stage, optimizer = request.parallel.zero_stage, state["optimizer"]
+    read = {0: module + optimizer, 3: optimizer}.get(stage, max(module, optimizer))
     built = optimizer if stage == 3 else optimizer // 3 if stage else 0
     if device == "cuda":
         return CUDA_HOST_BASE_BYTES + read + (optimizer if offloaded else 0)
-    return PROCESS_BASE_BYTES + state["weights"] + built + read
+    weights = module // request.parallel.num_ranks if stage == 3 else module  # nothing is gathered yet
+    return PROCESS_BASE_BYTES + weights + built + read
 
 
 def choose_micro_batch_rows(
