@@ -1,0 +1,15 @@
+"""The flows, by name: `from flows import endurance`. Loaded on first use, since importing Prefect takes seconds."""
+
+from importlib import import_module
+from typing import Any
+
+_FLOWS = {"endurance": "flows.endurance_flow"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FLOWS:
+        return getattr(import_module(_FLOWS[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+__all__ = ["endurance"]

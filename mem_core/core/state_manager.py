@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from mem_core.domain.errors import RequestError, RunHeld, StoreUnavailable
 from mem_core.domain.events import AttemptStarted, Event, JournalLine
+from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.units import Value
 from mem_core.infrastructure.process_facts import boot_id, start_ticks
@@ -63,6 +64,7 @@ class RunRecord(Value):
     request: RuntimeRequest
     device: str
     dtype: str
+    default_plan: MemoryPlan
     data_fingerprint: str
     model_fingerprint: str
     versions: dict[str, str] = {}
@@ -107,7 +109,8 @@ class StateManager:
         self._clock = clock
         self._lock = threading.Lock()
         self._path = _journal_path(folder, attempt)
-        self.lines: list[JournalLine] = []
+        self._num_lines = 0
+        self.listeners: list[Callable[[JournalLine], None]] = []
         self._previous_sha256 = GENESIS_SHA256
         self._stop_renewal = threading.Event()
 
@@ -134,7 +137,7 @@ class StateManager:
 
     def _claim(self, lease_s: float) -> None:
         raw = list(_raw_lines(self.folder / "journal"))
-        self.lines = [JournalLine.model_validate_json(line) for line in raw]
+        self._num_lines = len(raw)
         if raw:
             self._previous_sha256 = hashlib.sha256(raw[-1]).hexdigest()
         try:
@@ -192,7 +195,7 @@ class StateManager:
         """Append one event, durably. The line carries the SHA-256 of the line before it."""
         with self._lock:
             line = JournalLine(
-                sequence=len(self.lines),
+                sequence=self._num_lines,
                 time_unix_s=self._clock(),
                 attempt=self.attempt,
                 previous_sha256=self._previous_sha256,
@@ -211,8 +214,14 @@ class StateManager:
                     remedy="Free space; the run resumes by the same command.",
                 ) from exc
             self._previous_sha256 = hashlib.sha256(raw).hexdigest()
-            self.lines.append(line)
-            return line
+            self._num_lines += 1
+        for listener in self.listeners:
+            listener(line)
+        return line
+
+    def lines(self) -> list[JournalLine]:
+        """The whole journal, read from disk: kept in memory it would grow with every segment of a long run."""
+        return read_journal(self.folder / "journal")
 
     def start_attempt(self, resumed_step: int | None, note: str = "") -> None:
         """Journal that this process drives the run now."""

@@ -6,18 +6,16 @@ then only loads what is there.
 
 import sys
 import time
+from collections.abc import Collection
 
 
-def ops_needed(device: str, zero_stage: int, offload_optimizer: str) -> tuple[str, ...]:
-    """Builder names of the ops that an engine loads at birth on this device."""
-    names: list[str] = []
-    if device == "cpu":
-        names.append("ShareMemCommBuilder")
-    if zero_stage >= 1:
-        names.append("UtilsBuilder")
-    if offload_optimizer == "cpu" and zero_stage >= 1:
-        names.append("CPUAdamBuilder")
-    return tuple(names)
+def ops_needed(deepspeed_keys: Collection[str]) -> tuple[str, ...]:
+    """Builder names of the ops that an engine of MEM loads at birth.
+
+    None by default: the optimizer is torch's fused AdamW, also when it is offloaded, ZeRO flattens with torch's own functions,
+    and the all-reduce for CPU inference is left out. A raw `aio` key in the request asks for the asynchronous I/O op.
+    """
+    return ("AsyncIOBuilder",) if "aio" in deepspeed_keys else ()
 
 
 def main(names: list[str]) -> int:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import deepspeed
+import deepspeed.comm.torch
 import torch
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
@@ -18,7 +19,6 @@ from mem_core.domain.plan import Hyperparams
 from mem_core.domain.request import TrainingSection
 from mem_core.runtime.deepspeed.snapshot import CollectingCheckpointEngine, weights_digest
 
-TAG = "engine"
 SAFE_CLASSES: list[Any] = [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]
 
 
@@ -31,7 +31,18 @@ def initialise_distributed(rank: int, num_ranks: int, device: str, rendezvous: s
     backend = "nccl" if device == "cuda" else "gloo"
     torch.distributed.init_process_group(backend, init_method=f"file://{rendezvous}", rank=rank, world_size=num_ranks)
     deepspeed_logger.setLevel(logging.WARNING)
+    _leave_out_inference_op()
     deepspeed.init_distributed(dist_backend=backend, verbose=False)
+
+
+def _leave_out_inference_op() -> None:
+    """DeepSpeed compiles a shared-memory all-reduce for CPU inference at every first start (26 s quiet, 230 s on a busy machine).
+
+    Training never calls it (`inference_all_reduce` is its only user), so MEM leaves it out; without this private name DeepSpeed
+    would build it as ever. Decision record 0002.
+    """
+    if hasattr(deepspeed.comm.torch, "build_shm_op"):
+        deepspeed.comm.torch.build_shm_op = lambda: None
 
 
 def build_optimizer(model: torch.nn.Module, training: TrainingSection) -> torch.optim.AdamW:
@@ -128,7 +139,7 @@ class Engine:
         Every rank must call it. Where the weights are whole and in float32 on rank 0, the writer can hash them off the
         critical path; a partitioned or half-precision engine gathers its master copy here.
         """
-        self.raw.save_checkpoint(str(folder), tag=TAG, save_latest=False)
+        self.raw.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)
         files = self._files.take()
         if self._zero_stage <= 2 and not self._half:
             first = torch.distributed.get_rank() == 0
@@ -146,7 +157,7 @@ class Engine:
         Raises:
             InternalError: DeepSpeed loaded nothing, or another step.
         """
-        path, _ = self.raw.load_checkpoint(str(folder), tag=TAG, load_lr_scheduler_states=False)
+        path, _ = self.raw.load_checkpoint(str(folder.parent), tag=folder.name, load_lr_scheduler_states=False)
         batches = self.raw.global_steps
         if path is None or batches != position.batch_index:
             raise InternalError(

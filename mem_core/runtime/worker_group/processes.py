@@ -50,7 +50,7 @@ class ChildProcess:
                 raise EnvironmentUnfit(
                     "the fork server gave no worker process",
                     value=f"waited {deadline_s:.0f} s",
-                    remedy=f"Read the last lines of {self.log_path.parent}/fork-server.log",
+                    remedy="Read the last lines of logs/fork-server-*.log under MEM_HOME (default ~/.cache/mem).",
                 )
         return self.pid
 
@@ -106,14 +106,14 @@ class ForkServer:
         self._process = process
         self._link = link
         self._log_folder = log_folder
-        self._ready = False
+        self.own_log = log_folder
 
     @classmethod
     def start(cls, environment: dict[str, str], log_folder: Path, preload: tuple[str, ...] = PRELOAD) -> "ForkServer":
         """Begin to import in the background; returns at once."""
         log_folder.mkdir(parents=True, exist_ok=True)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with (log_folder / "fork-server.log").open("ab") as log:
+        with (log_folder / f"fork-server-{os.getpid()}.log").open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "mem_core.runtime.worker_group.fork_server", str(theirs.fileno()), str(os.getpid()), *preload],
                 env=environment,
@@ -124,7 +124,9 @@ class ForkServer:
                 start_new_session=True,
             )
         theirs.close()
-        return cls(process, ours, log_folder)
+        server = cls(process, ours, log_folder)
+        server.own_log = log_folder / f"fork-server-{os.getpid()}.log"
+        return server
 
     @property
     def pid(self) -> int:
@@ -134,6 +136,11 @@ class ForkServer:
     def alive(self) -> bool:
         """Whether the server still runs."""
         return self._process.poll() is None
+
+    def log_into(self, folder: Path) -> None:
+        """Children forked from now on write their logs there."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._log_folder = folder
 
     def fork(self, entry: str, log_name: str) -> ChildProcess:
         """Ask for a child that runs `module:function(connection)`. Returns at once; `wait_forked` tells when it is there."""
@@ -146,7 +153,7 @@ class ForkServer:
         except OSError as exc:
             ours.close()
             os.close(exit_read)
-            raise EnvironmentUnfit("the fork server has died", remedy=f"Read the last lines of {self._log_folder}/fork-server.log") from exc
+            raise EnvironmentUnfit("the fork server has died", remedy=f"Read the last lines of {self.own_log}") from exc
         finally:
             theirs.close()
             os.close(exit_write)
@@ -155,6 +162,7 @@ class ForkServer:
     def close(self) -> None:
         """End the server; children that still live die with it."""
         self._link.close()
+        self.own_log.unlink(missing_ok=True)
         try:
             self._process.wait(timeout=2)
         except subprocess.TimeoutExpired:

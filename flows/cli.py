@@ -1,0 +1,168 @@
+"""`mem`: the application layer. People read standard error; `--json` puts one JSON object on standard output."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from mem_core.domain.errors import InternalError, MemError
+from mem_core.domain.run import RunResult
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All verbs and their arguments."""
+    parser = argparse.ArgumentParser(prog="mem", description="LLM training runs that survive what happens to them.")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    _request_verb(verbs, "train", "run a request to its end; the same command again resumes it")
+    _request_verb(verbs, "doctor", "examine this machine for a request; changes nothing")
+    for verb, text in (("status", "where a run stands"), ("report", "write report.html anew"), ("logs", "last lines of a run's workers")):
+        _run_verb(verbs, verb, text)
+    stop = _run_verb(verbs, "stop", "ask the process that holds a run to commit and stop")
+    stop.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="how long to wait for it")
+    _checkpoint_verbs(verbs)
+    _policy_verbs(verbs)
+    return parser
+
+
+def _request_verb(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str) -> argparse.ArgumentParser:
+    verb = verbs.add_parser(name, help=text, description=text)
+    verb.add_argument("request", metavar="REQUEST.yaml", help="request file (YAML or JSON), - for standard input")
+    verb.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="overrides",
+        help="override one value, such as training.max_steps=200",
+    )
+    verb.add_argument("--json", action="store_true", help="print one JSON object on standard output")
+    return verb
+
+
+def _run_verb(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str) -> argparse.ArgumentParser:
+    verb = verbs.add_parser(name, help=text, description=text)
+    verb.add_argument("run", metavar="RUN", help="run id (with --store) or path of a run folder")
+    verb.add_argument("--store", default="./runs", help="folder that holds run folders")
+    verb.add_argument("--json", action="store_true", help="print one JSON object on standard output")
+    return verb
+
+
+def _checkpoint_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    group = verbs.add_parser("checkpoints", help="list or verify a run's checkpoints").add_subparsers(dest="action", required=True)
+    for name, text in (("list", "every checkpoint and its verdict"), ("verify", "read and hash everything; exit 74 if anything is bad")):
+        _run_verb(group, name, text)
+
+
+def _policy_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    group = verbs.add_parser("policy", help="evaluate, replay or explain policy decisions").add_subparsers(dest="action", required=True)
+    evaluate = _request_verb(group, "evaluate", "what would happen to a directive, without a run")
+    evaluate.add_argument("--directive", metavar="FILE_OR_-", help="the planner's reply")
+    _run_verb(group, "replay", "recompute every recorded decision and report differences")
+    _run_verb(group, "explain", "decisions in words")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry of the console script; ends the process with the exit code of DESIGN §9."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        code = run_verb(arguments)
+    except MemError as exc:
+        code = report_error(exc, arguments.json)
+    except BrokenPipeError:
+        code = 0
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Prefect's exit handlers wait seconds per queued event when its server is gone; everything of ours is flushed by now.
+    os._exit(code)
+
+
+def report_error(error: MemError, as_json: bool) -> int:
+    """Say what went wrong: one message for people, one object for machines."""
+    print(f"mem: {error}", file=sys.stderr)
+    if as_json and getattr(error, "result", None) is None:
+        status = "interrupted" if error.exit_code == 75 else "failed"
+        print(json.dumps({"status": status, "exit_code": error.exit_code, "error": type(error).__name__, "message": str(error)}))
+    return error.exit_code
+
+
+def run_verb(arguments: argparse.Namespace) -> int:
+    """Dispatch; returns the exit code or raises MemError."""
+    match arguments.verb:
+        case "train":
+            from flows.train_command import train
+
+            return train(arguments.request, arguments.overrides, arguments.json)
+        case "doctor":
+            from flows.doctor_command import doctor
+
+            return doctor(arguments.request, arguments.overrides, arguments.json)
+        case "checkpoints":
+            from flows.checkpoint_commands import list_checkpoints, verify_checkpoints
+
+            action = list_checkpoints if arguments.action == "list" else verify_checkpoints
+            return action(run_folder(arguments.run, arguments.store), arguments.json)
+        case "policy":
+            return _policy(arguments)
+        case _:
+            return _inspect(arguments)
+
+
+def _policy(arguments: argparse.Namespace) -> int:
+    from flows import policy_commands
+
+    if arguments.action == "evaluate":
+        from flows.doctor_command import evaluate_policy
+
+        answer = evaluate_policy(arguments.request, arguments.overrides, arguments.directive)
+    else:
+        files = policy_commands.read_journal_files(run_folder(arguments.run, arguments.store))
+        answer = policy_commands.replay_decisions(files) if arguments.action == "replay" else policy_commands.explain_run(files)
+    print(answer.text, file=sys.stderr)
+    if arguments.json:
+        print(json.dumps(answer.report))
+    return answer.exit_code
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    from flows import report_commands
+
+    folder = run_folder(arguments.run, arguments.store)
+    match arguments.verb:
+        case "status":
+            if arguments.json:
+                print(report_commands.run_status(folder).model_dump_json())
+            else:
+                print(report_commands.run_status_text(folder), file=sys.stderr)
+        case "report":
+            path = report_commands.run_report(folder)
+            print(path.absolute().as_uri())
+        case "logs":
+            for line in report_commands.run_logs(folder):
+                print(line)
+        case "stop":
+            from flows.stop_command import stop_run
+
+            return stop_run(folder, arguments.wait)
+        case _:
+            raise InternalError(f"unknown verb {arguments.verb}", remedy="Report this as a bug.")
+    return 0
+
+
+def run_folder(run: str, store: str) -> Path:
+    """RUN as a folder: a path if it is one, else a run id under the store."""
+    path = Path(run)
+    return path if (path / "journal").is_dir() or "/" in run else Path(store) / run
+
+
+def print_result(result: RunResult, as_json: bool) -> None:
+    """The ending in words on standard error, as one object on standard output where asked."""
+    from mem_core.infrastructure.telemetry.notebook import result_text
+
+    print(result_text(result), file=sys.stderr)
+    if as_json:
+        print(result.model_dump_json())
+
+
+if __name__ == "__main__":
+    main()

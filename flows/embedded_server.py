@@ -1,0 +1,177 @@
+"""The embedded Prefect server: started by `mem train` when no PREFECT_API_URL is set, and gone with it, whatever happens.
+
+Prefect's own ephemeral server outlives a killed flow, loses task-run records at exit and can miss its start limit on a fresh
+database. This one asks for the parent-death signal first, has batch settings that keep up, and starts from a migrated template.
+
+As a program: `python -m flows.embedded_server serve OWNER_PID PORT` or `... migrate DATABASE`.
+"""
+
+import hashlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from mem_core.domain.errors import EnvironmentUnfit
+from mem_core.infrastructure.settings import Settings
+from mem_core.runtime.worker_group.fork_server import die_with_parent
+
+START_LIMIT_S = 180.0
+KEEP_DAYS = 14
+SERVER_SETTINGS = {
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL": "1",
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
+    "PREFECT_UI_ENABLED": "false",
+    "PREFECT_LOGGING_SERVER_LEVEL": "ERROR",
+}
+
+
+class EmbeddedServer:
+    """A Prefect API on loopback with a database of its own for one run."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", url: str, log_path: Path) -> None:
+        self._process = process
+        self.url = url
+        self._log_path = log_path
+
+    @classmethod
+    def start(cls, settings: Settings, run_key: str) -> "EmbeddedServer":
+        """Begin to start; returns at once. `wait_ready` tells when it answers."""
+        folder = settings.prefect_template_dir
+        folder.mkdir(parents=True, exist_ok=True)
+        database = _database_for(folder, run_key)
+        environment = _environment(settings, database)
+        if not database.exists():
+            shutil.copyfile(_template(folder, environment), database)
+        log_path = folder / "server.log"
+        port = _free_port()
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "flows.embedded_server", "serve", str(os.getpid()), str(port)],
+                env={**environment, "PREFECT_API_DATABASE_MIGRATE_ON_START": "false"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        return cls(process, f"http://127.0.0.1:{port}/api", log_path)
+
+    def wait_ready(self, limit_s: float = START_LIMIT_S) -> None:
+        """Wait until the API answers.
+
+        Raises:
+            EnvironmentUnfit: it died or did not answer in time.
+        """
+        import httpx
+
+        end = time.monotonic() + limit_s
+        while time.monotonic() < end and self._process.poll() is None:
+            try:
+                if httpx.get(f"{self.url}/health", timeout=2.0).status_code == 200:
+                    return
+            except httpx.HTTPError:
+                time.sleep(0.1)
+        lines = self._log_path.read_text(errors="replace").splitlines()[-5:]
+        raise EnvironmentUnfit(
+            "the embedded Prefect server did not start", value=" | ".join(lines), remedy="Set PREFECT_API_URL to a server of your own."
+        )
+
+    def close(self) -> None:
+        """End it."""
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=3)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _environment(settings: Settings, database: Path) -> dict[str, str]:
+    kept = {name: value for name, value in settings.environ.items() if name != "PREFECT_API_URL"}
+    return {**kept, **SERVER_SETTINGS, "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{database}"}
+
+
+def _database_for(folder: Path, run_key: str) -> Path:
+    """One database per run, so that two runs never wait for one SQLite lock; old ones of finished runs are removed."""
+    runs = folder / "runs"
+    runs.mkdir(exist_ok=True)
+    for old in runs.glob("*.db*"):
+        if time.time() - old.stat().st_mtime > KEEP_DAYS * 86_400:
+            old.unlink(missing_ok=True)
+    return runs / f"{hashlib.sha256(run_key.encode()).hexdigest()[:16]}.db"
+
+
+def _template(folder: Path, environment: dict[str, str]) -> Path:
+    """A migrated, empty database of this Prefect version, made once: migrations take most of a fresh server's 19 s."""
+    from importlib.metadata import version
+
+    template = folder / f"template-{version('prefect')}.db"
+    if not template.exists():
+        fresh = folder / f"template-{os.getpid()}.tmp"
+        fresh.unlink(missing_ok=True)
+        result = subprocess.run(
+            [sys.executable, "-m", "flows.embedded_server", "migrate"],
+            env={**environment, "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{fresh}"},
+            capture_output=True,
+            text=True,
+            timeout=START_LIMIT_S,
+        )
+        if result.returncode != 0 or not fresh.exists():
+            raise EnvironmentUnfit(
+                "Prefect's database could not be made", value=result.stderr[-300:], remedy="Set PREFECT_API_URL to a server of your own."
+            )
+        _checkpoint(fresh)
+        fresh.replace(template)
+    return template
+
+
+def _checkpoint(database: Path) -> None:
+    """Fold SQLite's write-ahead log into the file, so that a copy of the file alone is complete."""
+    import sqlite3
+
+    with sqlite3.connect(database) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    for suffix in ("-wal", "-shm"):
+        database.with_name(database.name + suffix).unlink(missing_ok=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def main(argv: list[str]) -> int:
+    """Serve or migrate."""
+    if argv[0] == "serve":
+        die_with_parent(int(argv[1]))
+        import uvicorn
+
+        uvicorn.run(
+            "prefect.server.api.server:create_app", factory=True, host="127.0.0.1", port=int(argv[2]), log_level="error", lifespan="on"
+        )
+        return 0
+    import asyncio
+
+    from prefect.server.database import provide_database_interface
+
+    async def migrate() -> None:
+        await provide_database_interface().create_db()
+
+    asyncio.run(migrate())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

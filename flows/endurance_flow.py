@@ -1,0 +1,113 @@
+"""The main job: doctor → prepare → policy → (train-segment → validate-checkpoint) × N → report."""
+
+from typing import Any
+
+from prefect import flow
+from prefect.futures import PrefectFuture
+from prefect.states import Cancelled
+
+from mem_core.bootstrap import RunDraft, draft_run
+from mem_core.domain.errors import Interrupted
+from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.run import RunResult
+from mem_core.domain.segment import SegmentInterrupted
+from mem_core.infrastructure.request_file import apply_overrides, build_request
+from mem_core.infrastructure.telemetry.progress import Progress
+from tasks.doctor import examine_environment
+from tasks.policy import decide_hyperparams
+from tasks.prepare_data import prepare_run
+from tasks.report import write_report
+from tasks.running import driving, session_of, stopping_by_signal
+from tasks.train_segment import train_segment
+from tasks.validate_checkpoint import validate_checkpoint
+
+_PROGRESS: list[Progress] = []
+
+
+def show_progress_on(progress: Progress | None) -> None:
+    """Where the next flow of this process shows its progress: the command line and notebooks set it, a deployment does not."""
+    _PROGRESS[:] = [progress] if progress is not None else []
+
+
+@flow(name="endurance", flow_run_name="{request.run_id}", persist_result=False, validate_parameters=True)
+def endurance(request: RuntimeRequest, overrides: dict[str, Any] | None = None) -> Any:
+    """Train until `training.max_steps`, surviving what may come; the same run_id again resumes.
+
+    Args:
+        request: Everything about the run.
+        overrides: Single values by dotted name, such as {"training.max_steps": 200}; they win over the request.
+    """
+    if overrides:
+        pairs = [f"{name}={_as_yaml(value)}" for name, value in overrides.items()]
+        request = build_request(apply_overrides(request.model_dump(mode="json"), pairs))
+    draft = draft_run(request, _PROGRESS[0] if _PROGRESS else None)
+    try:
+        return run_to_end(draft).model_dump(mode="json")
+    except Interrupted as exc:
+        return Cancelled(message=str(exc))
+
+
+def _as_yaml(value: Any) -> str:
+    import json
+
+    return json.dumps(value)
+
+
+def run_to_end(draft: RunDraft) -> RunResult:
+    """Drive one attempt to its end; whatever happens, workers end and the ending is journaled."""
+    error: BaseException | None = None
+    with driving(draft) as key, stopping_by_signal(draft.stop):
+        try:
+            examine_environment(key)
+            prepare_run(key)
+            train_to_end(key)
+        except BaseException as exc:
+            error = exc
+            raise
+        finally:
+            close_draft(draft, error)
+        result = write_report(key)
+    return RunResult.model_validate(result)
+
+
+def close_draft(draft: RunDraft, error: BaseException | None) -> None:
+    """End everything that the draft holds, as far as it was opened."""
+    if draft.session is not None:
+        draft.session.close(error)
+        return
+    if draft.server is not None:
+        draft.server.close()
+    if draft.state is not None:
+        draft.state.release()
+    draft.progress.close()
+
+
+def train_to_end(key: str) -> None:
+    """The loop of segments. At most one checkpoint is being validated while the next segment trains."""
+    session = session_of(key)
+    pending: PrefectFuture[Any] | None = None
+    while True:
+        segment = session.next_segment()
+        if segment is None:
+            pending = _settle(key, pending)
+            if session.next_segment() is None:
+                break
+            continue
+        decide_hyperparams(key, segment)
+        outcome = train_segment(key, segment.segment_index, segment.from_step, segment.until_step)
+        _settle(key, pending)
+        pending = validate_checkpoint.submit(key, outcome["to_step"])
+        if outcome["kind"] == "interrupted":
+            _settle(key, pending)
+            raise session.interrupted(SegmentInterrupted.model_validate(outcome))
+    session.finish()
+
+
+def _settle(key: str, pending: "PrefectFuture[Any] | None") -> None:
+    """Wait for the verdict in flight and take it into account; a bad one changes where the next segment starts."""
+    if pending is None:
+        return
+    session = session_of(key)
+    with session.segments.ledger.bucket("validation_wait"):
+        result = pending.result()
+    session.settle(result)

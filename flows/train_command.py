@@ -1,0 +1,97 @@
+"""`mem train`: the flow, run by this process, with an embedded Prefect server unless PREFECT_API_URL names one."""
+
+import logging
+import os
+import sys
+import warnings
+from typing import Any
+
+from flows.cli import print_result
+from flows.embedded_server import EmbeddedServer
+from flows.report_commands import run_status
+from mem_core.bootstrap import close_early_fork_server, early_fork_server, examine_only, live_root
+from mem_core.core.environment_doctor import error_of
+from mem_core.domain.errors import InternalError, Interrupted, MemError
+from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.run import RunResult
+from mem_core.infrastructure.request_file import load_request
+from mem_core.infrastructure.settings import Settings
+from mem_core.infrastructure.telemetry.progress import ProgressDisplay
+
+
+def train(path: str, overrides: list[str], as_json: bool) -> int:
+    """Run a request to its end; returns the exit code and prints the result either way.
+
+    The doctor looks once before anything is started, so that a wrong request is answered within a second; the flow's own
+    doctor task looks again, since minutes may lie between in a deployment.
+    """
+    request = load_request(path, overrides)
+    settings = Settings.from_environment()
+    report = examine_only(request, settings)
+    error = error_of(report)
+    if error is not None:
+        raise error
+    progress = ProgressDisplay()
+    server = None if settings.prefect_api_url else EmbeddedServer.start(settings, f"{live_root(request, settings)}/{request.run_id}")
+    early_fork_server(request, settings, report)
+    try:
+        if server is not None:
+            _configure_client(server.url)
+            server.wait_ready()
+        result, code = _drive(request, progress, settings)
+    finally:
+        progress.close()
+        close_early_fork_server(request.run_id)
+        if server is not None:
+            server.close()
+    print_result(result, as_json)
+    return code
+
+
+def _configure_client(url: str) -> None:
+    """Point this process's Prefect client at the embedded server, before Prefect is imported."""
+    os.environ.update(
+        PREFECT_API_URL=url,
+        PREFECT_LOGGING_LEVEL="ERROR",
+        PREFECT_LOGGING_TO_API_ENABLED="false",
+        PREFECT_SERVER_ALLOW_EPHEMERAL_MODE="false",
+        PREFECT_CLIENT_METRICS_ENABLED="false",
+        PREFECT_EVENTS_WORKER_MAX_QUEUE_SIZE="10000",
+    )
+
+
+def _drive(request: RuntimeRequest, progress: ProgressDisplay, settings: Settings) -> tuple[RunResult, int]:
+    from flows.endurance_flow import endurance, show_progress_on
+
+    logging.getLogger("prefect").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="prefect")
+    show_progress_on(progress)
+    folder = live_root(request, settings) / request.run_id
+    try:
+        state: Any = endurance(request, return_state=True)
+        if state.is_completed():
+            return RunResult.model_validate(state.result()), 0
+        if state.is_cancelled():
+            return _result_of(folder, Interrupted(state.message or "stopped", remedy="The same command goes on."))
+        state.result()
+    except MemError as exc:
+        return _result_of(folder, exc)
+    except KeyboardInterrupt:
+        return _result_of(folder, Interrupted("stopped at once", remedy="The same command goes on from the last validated checkpoint."))
+    except Exception as exc:  # noqa: BLE001 - the last edge: whatever it is becomes exit 70 with its text
+        import traceback
+
+        traceback.print_exc()
+        return _result_of(folder, InternalError(f"{type(exc).__name__}: {exc}", remedy="Report this as a bug with the lines above."))
+    raise InternalError("the flow ended in no known state", remedy="Report this as a bug.")
+
+
+def _result_of(folder: Any, error: MemError) -> tuple[RunResult, int]:
+    """The journal's result of a run that did not complete, with the error said aloud."""
+    print(f"mem: {error}", file=sys.stderr)
+    try:
+        result = run_status(folder)
+    except MemError:
+        result = RunResult(status="failed", run_id=folder.name)
+    status = "interrupted" if error.exit_code == Interrupted.exit_code else "failed"
+    return result.model_copy(update={"status": status, "exit_code": error.exit_code, "message": str(error)}), error.exit_code

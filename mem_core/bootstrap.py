@@ -1,0 +1,262 @@
+"""The composition root: the one place where parts are wired into a run. Importing it acts on nothing."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from mem_core.core.environment_doctor import EnvironmentDoctor, error_of
+from mem_core.core.goodput import GoodputLedger
+from mem_core.core.state_manager import RunRecord, StateManager, reconcile
+from mem_core.domain.checkpoint import CheckpointExpectation, TrainingPosition
+from mem_core.domain.environment import EnvironmentReport
+from mem_core.domain.errors import DataError, RequestError
+from mem_core.domain.events import DoctorReported
+from mem_core.domain.plan import MemoryPlan
+from mem_core.domain.request import RuntimeRequest
+from mem_core.infrastructure.machine import observe_machine
+from mem_core.infrastructure.machine_data import sniff_data
+from mem_core.infrastructure.machine_model import read_model_numbers
+from mem_core.infrastructure.machine_store import is_remote, local_path
+from mem_core.infrastructure.planner.background import BackgroundAdvice
+from mem_core.infrastructure.planner.build import build_planner
+from mem_core.infrastructure.settings import Settings, child_environment
+from mem_core.infrastructure.telemetry.progress import NoProgress
+from mem_core.infrastructure.telemetry.progress import Progress as ProgressPort
+from mem_core.runtime.checkpoint_manager.manager import CheckpointManager
+from mem_core.runtime.checkpoint_manager.validator import IntegrityValidator
+from mem_core.runtime.data.values import PreparedData
+from mem_core.runtime.models.facts import ModelFacts, describe_model
+from mem_core.runtime.session.advice_service import AdviceService
+from mem_core.runtime.session.checkpoint_service import CheckpointService
+from mem_core.runtime.session.prepare_service import prepare_ops, prepare_tokens
+from mem_core.runtime.session.run_session import RunSession, folded_limits, policy_engine
+from mem_core.runtime.session.segment_service import SegmentService, StopFlag
+from mem_core.runtime.session.validator_process import ValidatorProcess
+from mem_core.runtime.worker.protocol import WorkerSpec
+from mem_core.runtime.worker_group.processes import ForkServer
+
+T = TypeVar("T")
+
+
+@dataclass
+class RunDraft:
+    """A run that is being opened: what each opening task adds to. `progress` and `stop` come from whoever drives it."""
+
+    request: RuntimeRequest
+    settings: Settings
+    progress: ProgressPort
+    stop: StopFlag
+    ledger: GoodputLedger
+    environment: EnvironmentReport | None = None
+    state: StateManager | None = None
+    server: ForkServer | None = None
+    data: PreparedData | None = None
+    model: ModelFacts | None = None
+    session: RunSession | None = None
+
+
+def draft_run(request: RuntimeRequest, progress: ProgressPort | None = None, settings: Settings | None = None) -> RunDraft:
+    """Begin to open a run; nothing is touched yet."""
+    return RunDraft(request, settings or Settings.from_environment(), progress or NoProgress(), StopFlag(), GoodputLedger())
+
+
+def live_root(request: RuntimeRequest, settings: Settings) -> Path:
+    """The local folder that holds live run folders: the store itself, or a cache of it where the store is remote."""
+    if not is_remote(request.store):
+        return local_path(request.store)
+    name = "".join(character if character.isalnum() else "-" for character in request.store).strip("-")
+    return settings.mem_home / "live" / name
+
+
+def examine(draft: RunDraft) -> EnvironmentReport:
+    """Doctor: look, judge, report. Changes nothing.
+
+    Raises:
+        MemError: the first failing kind in the order of the exit codes.
+    """
+    report = examine_only(draft.request, draft.settings)
+    draft.environment = report
+    error = error_of(report)
+    if error is not None:
+        raise error
+    return report
+
+
+def examine_only(request: RuntimeRequest, settings: Settings) -> EnvironmentReport:
+    """The doctor's report, whatever it says."""
+    observations = observe_machine(request, settings, run_root=live_root(request, settings))
+    model = read_model_numbers(request.model.source, settings.model_cache_dir)
+    return EnvironmentDoctor().examine(request, observations, model, sniff_data(request))
+
+
+def acquire(draft: RunDraft) -> StateManager:
+    """Take the run folder and start to import the heavy libraries in the background.
+
+    Raises:
+        RunHeld: another process holds the run. RequestError: it was born with other values.
+    """
+    environment = _known(draft.environment)
+    draft.state = StateManager.acquire(live_root(draft.request, draft.settings), draft.request.run_id)
+    record = draft.state.record()
+    if record is not None:
+        draft.request = reconcile(record.request, draft.request)
+        _refuse_other_machine(record, environment)
+    draft.state.start_attempt(None, note=f"{environment.device}, {environment.dtype}: {environment.device_reason}")
+    draft.state.emit(DoctorReported(report=environment))
+    draft.server = _EARLY.pop(draft.request.run_id, None) or _fork_server(draft.request, draft.settings, environment)
+    draft.server.log_into(draft.state.folder / "logs")
+    return draft.state
+
+
+_EARLY: dict[str, ForkServer] = {}
+
+
+def early_fork_server(request: RuntimeRequest, settings: Settings, environment: EnvironmentReport) -> None:
+    """Begin the heavy imports now, while whoever calls does something else; `acquire` takes the server over."""
+    _EARLY[request.run_id] = _fork_server(request, settings, environment)
+
+
+def close_early_fork_server(run_id: str) -> None:
+    """End a server that no run has taken over."""
+    server = _EARLY.pop(run_id, None)
+    if server is not None:
+        server.close()
+
+
+def _fork_server(request: RuntimeRequest, settings: Settings, environment: EnvironmentReport) -> ForkServer:
+    environ = child_environment(
+        settings,
+        device=environment.device,
+        threads_per_rank=environment.threads_per_rank,
+        max_jobs=environment.max_build_jobs,
+        run_folder=live_root(request, settings) / request.run_id,
+    )
+    return ForkServer.start(environ, settings.mem_home / "logs")
+
+
+def prepare(draft: RunDraft) -> PreparedData:
+    """Ops and token shards; then wire the session. Raises DataError, EnvironmentUnfit, StoreUnavailable."""
+    environment, state = _known(draft.environment), _known(draft.state)
+    with draft.ledger.bucket("op_build"):
+        prepare_ops(draft.request, draft.settings, environment.device, environment.max_build_jobs, draft.progress.note)
+    with draft.ledger.bucket("data"):
+        draft.model = describe_model(draft.request.model.source, draft.settings.model_cache_dir)
+        draft.data = prepare_tokens(draft.request, draft.settings.data_cache_dir, draft.model.vocab_size, draft.progress)
+    record = state.record()
+    if record is None:
+        record = _born(draft, environment, draft.data, draft.model)
+        state.write_record(record)
+    else:
+        _refuse_other_inputs(record, draft.data, draft.model)
+    draft.request = draft.request.model_copy(
+        update={"training": draft.request.training.model_copy(update={"schedule_steps": record.request.training.schedule_steps})}
+    )
+    draft.session = _wire(draft, record)
+    return draft.data
+
+
+def _wire(draft: RunDraft, record: RunRecord) -> RunSession:
+    request, environment = draft.request, _known(draft.environment)
+    state, server, data = _known(draft.state), _known(draft.server), _known(draft.data)
+    validator = ValidatorProcess(server, IntegrityValidator())
+    manager = CheckpointManager(
+        state.folder,
+        request.run_id,
+        state.attempt,
+        request.checkpoint,
+        CheckpointExpectation(num_ranks=request.parallel.num_ranks, zero_stage=request.parallel.zero_stage),
+        fence=state.fence,
+        emit=state.emit,
+        validator=validator,
+    )
+    budget = next((item for item in environment.memory if item.kind == "host"), None)
+    limit_bytes = budget.budget_bytes if budget is not None else 0
+    checkpoints = CheckpointService(manager, state.folder, limit_bytes)
+    failures, highest_step = folded_limits(state)
+    segments = SegmentService(
+        server=server,
+        spec=_worker_spec(request, environment, data, record.default_plan),
+        state=state,
+        checkpoints=checkpoints,
+        ledger=draft.ledger,
+        progress=draft.progress,
+        fresh=TrainingPosition(applied_steps=0, batch_index=0),
+        versions=environment.versions,
+        data_fingerprint=data.fingerprint,
+        memory_limit_bytes=limit_bytes,
+        stop=draft.stop,
+        highest_step=highest_step,
+    )
+    section = request.policy.planner
+    planner = None
+    if section.kind != "none":
+        key = draft.settings.secret(section.api_key_env) if section.api_key_env else None
+        planner = BackgroundAdvice(build_planner(section, default_base_url=draft.settings.planner_base_url, api_key=key))
+    advice = AdviceService(
+        request, environment, state, policy_engine(request.policy.file), record.default_plan, planner, state.folder / "metrics"
+    )
+    return RunSession(
+        request=request, environment=environment, state=state, server=server, segments=segments, checkpoints=checkpoints,
+        validator=validator, advice=advice, progress=draft.progress, stop=draft.stop, failures_without_progress=failures,
+    )  # fmt: skip
+
+
+def _worker_spec(request: RuntimeRequest, environment: EnvironmentReport, data: PreparedData, plan: MemoryPlan) -> WorkerSpec:
+    return WorkerSpec(
+        request=request, rank=0, num_ranks=request.parallel.num_ranks, device=environment.device, dtype=environment.dtype,
+        num_threads=environment.threads_per_rank, data_folder=data.train_dir, validation_folder=data.validation_dir,
+        pad_token_id=data.pad_token_id, rendezvous="", heartbeat_path="", board_path="", default_plan=plan,
+    )  # fmt: skip
+
+
+def _born(draft: RunDraft, environment: EnvironmentReport, data: PreparedData, model: ModelFacts) -> RunRecord:
+    """What this run is from now on. The schedule's horizon and the first memory plan are frozen here."""
+    training = draft.request.training
+    request = draft.request.model_copy(
+        update={"training": training.model_copy(update={"schedule_steps": training.schedule_steps or training.max_steps})}
+    )
+    rows_per_rank = training.global_batch_size // draft.request.parallel.num_ranks
+    micro = draft.request.memory.micro_batch_size
+    plan = MemoryPlan(
+        micro_batch_rows=min(rows_per_rank, environment.micro_batch_rows if micro == "auto" else micro),
+        activation_checkpointing=draft.request.model.activation_checkpointing == "on",
+        offload_optimizer=draft.request.parallel.offload_optimizer,
+    )
+    return RunRecord(
+        run_id=request.run_id, request=request, device=environment.device, dtype=environment.dtype, default_plan=plan,
+        data_fingerprint=data.fingerprint, model_fingerprint=model.fingerprint, versions=environment.versions, born_unix_s=time.time(),
+    )  # fmt: skip
+
+
+def _refuse_other_machine(record: RunRecord, environment: EnvironmentReport) -> None:
+    for field, before, now in (("device", record.device, environment.device), ("model.dtype", record.dtype, environment.dtype)):
+        if before != now:
+            raise RequestError(
+                f"run {record.run_id} was born on {before} and this machine would go on with {now}",
+                field=field, value=now, bound=before, remedy=f"Resume where {before} is available, or use a new run_id.",
+            )  # fmt: skip
+
+
+def _refuse_other_inputs(record: RunRecord, data: PreparedData, model: ModelFacts) -> None:
+    if record.data_fingerprint != data.fingerprint:
+        raise DataError(
+            f"the data of run {record.run_id} has changed since it was born",
+            field="data.train",
+            value=data.fingerprint[:16],
+            bound=record.data_fingerprint[:16],
+            remedy="Restore the files as they were, or use a new run_id for the new data.",
+        )
+    if record.model_fingerprint != model.fingerprint:
+        raise RequestError(
+            f"the model of run {record.run_id} has changed since it was born",
+            field="model.source",
+            value=model.fingerprint[:16],
+            bound=record.model_fingerprint[:16],
+            remedy="Restore the model folder as it was, or use a new run_id.",
+        )
+
+
+def _known(value: T | None) -> T:
+    assert value is not None, "opening tasks run in order: examine, acquire, prepare"
+    return value

@@ -1,0 +1,148 @@
+"""From a snapshot on its way to disk to a published verdict: the part of a segment that runs while the next one trains."""
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from mem_core.domain.checkpoint import CheckpointDraft, CheckpointVerdict, TrainingPosition
+from mem_core.domain.errors import StoreUnavailable
+from mem_core.domain.events import Noted
+from mem_core.infrastructure.telemetry.metrics import write_segment_metrics
+from mem_core.infrastructure.telemetry.tensorboard import TensorBoardWriter
+from mem_core.runtime.checkpoint_manager.manager import CheckpointManager
+from mem_core.runtime.worker.protocol import SegmentDone
+from mem_core.runtime.worker_group.group import GroupFailed, WorkerGroup
+
+SAVE_DEADLINE_S = 1_800.0
+
+
+@dataclass(frozen=True)
+class PendingSave:
+    """A segment whose snapshot is being written."""
+
+    step: int
+    staging: Path
+    group: WorkerGroup
+    done: SegmentDone
+    versions: dict[str, str]
+    data_fingerprint: str
+
+
+@dataclass(frozen=True)
+class SaveResult:
+    """What became of it: a verdict, or why there is none. `store_error` is set where the disk was the reason."""
+
+    step: int
+    verdict: CheckpointVerdict | None = None
+    problem: str = ""
+    store_error: StoreUnavailable | None = None
+
+    @property
+    def valid(self) -> bool:
+        """Whether this step is a resume point now."""
+        return self.verdict is not None and self.verdict.valid
+
+
+class CheckpointService:
+    """Commits, judges and rotates one save at a time."""
+
+    def __init__(self, manager: CheckpointManager, run_folder: Path, memory_limit_bytes: int) -> None:
+        self.manager = manager
+        self._run_folder = run_folder
+        self._memory_limit_bytes = memory_limit_bytes
+        self._tensorboard = TensorBoardWriter(run_folder)
+        self._pending: dict[int, PendingSave] = {}
+        self._busy = threading.Lock()
+
+    def stage(self, step: int, expected_bytes: int = 0) -> Path:
+        """A folder for the ranks' files of `step`. Raises StoreUnavailable, RunHeld."""
+        return self.manager.new_staging(step, expected_bytes)
+
+    def register(self, save: PendingSave) -> None:
+        """Remember a save so that `complete` finds it by its step."""
+        self._pending[save.step] = save
+
+    def pending_steps(self) -> tuple[int, ...]:
+        """Saves that are not judged yet."""
+        return tuple(self._pending)
+
+    def complete(self, step: int) -> SaveResult:
+        """Wait for the ranks' files, commit, judge, write metrics, rotate. Called from a thread beside training.
+
+        Raises:
+            RunHeld: a newer attempt has taken over. Everything else becomes part of the result.
+        """
+        with self._busy:
+            save = self._pending.get(step)
+            if save is None:
+                return SaveResult(step, problem="its save was given up")
+            try:
+                return self._complete(save)
+            finally:
+                del self._pending[step]
+
+    def wait_idle(self) -> None:
+        """Return when no save is being completed: recovery must not race with a verdict."""
+        with self._busy:
+            return
+
+    def _complete(self, save: PendingSave) -> SaveResult:
+        problem = self._await_files(save)
+        if problem:
+            self.manager.discard(save.staging)
+            return SaveResult(save.step, problem=problem[0], store_error=problem[1])
+        try:
+            self.manager.commit(save.step, save.staging, self._draft(save))
+            self._write_metrics(save)
+            verdict = self.manager.validate(save.step)
+            if verdict.valid:
+                self.manager.rotate()
+        except StoreUnavailable as exc:
+            self.manager.discard(save.staging)
+            return SaveResult(save.step, problem=str(exc), store_error=exc)
+        return SaveResult(save.step, verdict)
+
+    def _await_files(self, save: PendingSave) -> tuple[str, StoreUnavailable | None] | None:
+        try:
+            replies = save.group.wait_saved(save.step, SAVE_DEADLINE_S)
+        except GroupFailed:
+            return "the workers ended before its files were written", None
+        except TimeoutError as exc:
+            return str(exc), None
+        self._digest = next((reply.weights_digest for reply in replies if reply.weights_digest), "")
+        failed = [reply for reply in replies if reply.error]
+        if not failed:
+            return None
+        text = failed[0].error
+        error = (
+            StoreUnavailable(f"the checkpoint of step {save.step} could not be written: {text}", remedy="Free space.")
+            if failed[0].errno
+            else None
+        )
+        return text, error
+
+    def _draft(self, save: PendingSave) -> CheckpointDraft:
+        return CheckpointDraft(
+            position=save.done.position,
+            weights_digest=self._digest,
+            versions=save.versions,
+            data_fingerprint=save.data_fingerprint,
+        )
+
+    def _write_metrics(self, save: PendingSave) -> None:
+        """Telemetry never stops training: what cannot be written is noted."""
+        if not save.done.columns or len(save.done.columns["step"]) == 0:
+            return
+        try:
+            write_segment_metrics(self._run_folder / "metrics", save.step, save.done.columns)
+            self._tensorboard.add_segment(save.done.columns, self._memory_limit_bytes)
+        except OSError as exc:
+            self.manager._emit(Noted(text=f"metrics of step {save.step} could not be written: {exc}"))
+
+
+def resume_position(manager: CheckpointManager, fresh: TrainingPosition) -> tuple[Path | None, TrainingPosition]:
+    """Newest proven checkpoint's folder and position; (None, fresh) where there is none yet. Raises NoValidCheckpoint."""
+    manifest = manager.newest_valid()
+    if manifest is None:
+        return None, fresh
+    return manager.path_of(manifest.step), manifest.position

@@ -1,0 +1,63 @@
+"""What must be ready before the first step: DeepSpeed's ops and the token shards. Each is made once and found again at once."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from mem_core.domain.errors import EnvironmentUnfit
+from mem_core.domain.request import RuntimeRequest
+from mem_core.infrastructure.machine_build import find_stale_locks, remove_stale_locks
+from mem_core.infrastructure.settings import Settings, child_environment
+from mem_core.infrastructure.telemetry.progress import PreparingView, Progress
+from mem_core.runtime.data.prepare import prepare_data
+from mem_core.runtime.data.values import PreparedData, PrepareProgress
+from mem_core.runtime.deepspeed.build_ops import ops_needed
+
+BUILD_DEADLINE_S = 1_200.0
+
+
+def prepare_ops(request: RuntimeRequest, settings: Settings, device: str, max_jobs: int, note: Callable[[str], None]) -> None:
+    """Remove stale build locks, then build what this request's engine needs, in a process of its own with a deadline.
+
+    Raises:
+        EnvironmentUnfit: the build failed (with the compiler's last lines) or ran past its deadline.
+    """
+    folder = settings.torch_extensions_dir
+    for lock in remove_stale_locks(folder):
+        note(f"removed a build lock left by a killed build: {lock}")
+    names = ops_needed(request.deepspeed)
+    if not names:
+        return
+    note(f"building DeepSpeed ops once: {', '.join(names)} (up to {BUILD_DEADLINE_S / 60:.0f} minutes; later starts find them ready)")
+    environment = child_environment(settings, device="cuda" if device == "cuda" else "cpu", max_jobs=max_jobs)
+    try:
+        subprocess.run(
+            [sys.executable, "-m", "mem_core.runtime.deepspeed.build_ops", *names],
+            env=environment, check=True, capture_output=True, text=True, timeout=BUILD_DEADLINE_S, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as exc:
+        locks = ", ".join(str(lock.path) for lock in find_stale_locks(folder))
+        raise EnvironmentUnfit(
+            f"building {', '.join(names)} took over {BUILD_DEADLINE_S / 60:.0f} minutes",
+            value=locks or None,
+            remedy=f"Look for a build lock under {folder} and remove it, then start again.",
+        ) from exc
+    except subprocess.CalledProcessError as exc:
+        lines = (exc.stdout + exc.stderr).strip().splitlines()[-15:]
+        raise EnvironmentUnfit(
+            f"building {', '.join(names)} failed: {' | '.join(lines)[-1500:]}", remedy="Mend the compiler named above, then start again."
+        ) from exc
+
+
+def prepare_tokens(request: RuntimeRequest, cache: Path, vocab_size: int | None, progress: Progress) -> PreparedData:
+    """Token shards of the request's data, with a progress bar while they are made. Raises DataError and its kin."""
+
+    def show(done: PrepareProgress) -> None:
+        progress.update(
+            PreparingView(
+                done_bytes=done.bytes_done, total_bytes=done.bytes_total, num_rows=done.rows, num_tokens=done.tokens, source=done.phase
+            )
+        )
+
+    return prepare_data(request.data, request.training.seed, request.model.source, vocab_size, cache, show)

@@ -1,0 +1,232 @@
+"""A run being driven by this process: what the flow's tasks call. Decisions come from the pure core, actions happen here."""
+
+import math
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mem_core.core.local_policy_engine import LocalPolicyEngine
+from mem_core.core.mem_orchestrator import Finish, GiveUp, Limits, Pause, Progress, Retry, Train, next_action
+from mem_core.core.run_fold import fold_result, fold_state
+from mem_core.core.state_manager import StateManager
+from mem_core.domain.environment import EnvironmentReport
+from mem_core.domain.errors import InternalError, Interrupted, MemError, PolicyRefused, StoreUnavailable
+from mem_core.domain.events import Evaluated, Noted, RunEnded
+from mem_core.domain.plan import Hyperparams
+from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.run import RunResult
+from mem_core.domain.segment import NonFinite, SegmentCompleted, SegmentFailure, SegmentInterrupted
+from mem_core.infrastructure.telemetry.progress import Progress as ProgressPort
+from mem_core.infrastructure.telemetry.report import write_report
+from mem_core.runtime.session.advice_service import AdviceService
+from mem_core.runtime.session.checkpoint_service import CheckpointService, SaveResult
+from mem_core.runtime.session.segment_service import SegmentFailed, SegmentService, StopFlag
+from mem_core.runtime.session.validator_process import ValidatorProcess
+from mem_core.runtime.worker_group.processes import ForkServer
+
+
+class RetrySegment(Exception):
+    """The segment is to be tried again; Prefect's own task retry does it, so that the UI shows attempt and cause."""
+
+
+@dataclass
+class RunSession:
+    """One attempt of one run. Made by `bootstrap.open_session`; used from the flow's main thread except `complete_save`."""
+
+    request: RuntimeRequest
+    environment: EnvironmentReport
+    state: StateManager
+    server: ForkServer
+    segments: SegmentService
+    checkpoints: CheckpointService
+    validator: ValidatorProcess
+    advice: AdviceService
+    progress: ProgressPort
+    stop: StopFlag
+    failures_without_progress: int = 0
+    save_failures: int = 0
+    closed: bool = False
+    _hyperparams: dict[int, Hyperparams] = field(default_factory=dict)
+    _last_failed_batch: tuple[str, int | None] = ("", None)
+    _same_batch: int = 0
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.state.folder
+
+    @property
+    def limits(self) -> Limits:
+        """Bounds from the request."""
+        return Limits(
+            max_steps=self.request.training.max_steps,
+            segment_steps=self.request.effective_segment_steps,
+            max_failures_without_progress=self.request.resilience.max_failures_without_progress,
+            memory_mode=self.request.memory.mode,
+        )
+
+    # -- the loop -------------------------------------------------------------------------------------------------------
+
+    def next_segment(self) -> Train | None:
+        """The next segment, or None when every step is applied. Raises Interrupted after a request to stop."""
+        if self.stop:
+            raise self._interrupted(self.stop.by)
+        position = self.segments.locate()
+        action = next_action(self._progress(position.applied_steps), None, self.limits)
+        match action:
+            case Train():
+                return action
+            case Finish():
+                return None
+            case Retry() | GiveUp() | Pause():
+                raise InternalError(f"unexpected action {action}", remedy="Report this as a bug.")
+
+    def decide(self, segment: Train) -> Hyperparams:
+        """What reaches the engine for a segment: recorded before it, replayed when it is done again (I7)."""
+        with self.segments.ledger.bucket("planner_wait" if self.advice.has_planner else "idle"):
+            decision = self.advice.decide(segment.segment_index, segment.from_step, segment.until_step)
+        if decision.request_refused:
+            raise PolicyRefused(
+                decision.detail or decision.reason, field="policy", value=decision.reason, remedy="Ask for what the lane allows."
+            )
+        self._hyperparams[segment.segment_index] = decision.applied_hyperparams
+        return decision.applied_hyperparams
+
+    def train_segment(self, segment_index: int, until_step: int, try_number: int) -> SegmentCompleted | SegmentInterrupted:
+        """One try. Raises RetrySegment when another try is due, or the error that ends the run."""
+        try:
+            outcome = self.segments.train(segment_index, until_step, self._hyperparams[segment_index], try_number)
+        except SegmentFailed as exc:
+            self._after_failure(exc.failure)
+            raise RetrySegment(str(exc)) from exc
+        return outcome
+
+    def complete_save(self, step: int) -> SaveResult:
+        """Commit, judge, rotate: from a thread, while the next segment trains."""
+        return self.checkpoints.complete(step)
+
+    def settle(self, result: SaveResult) -> None:
+        """Take a save's result into account. Raises the error that ends the run, if it comes to that."""
+        if result.valid:
+            self.segments.validated_step = max(self.segments.validated_step or 0, result.step)
+            self.failures_without_progress = self.save_failures = self._same_batch = 0
+            return
+        if result.verdict is not None and result.verdict.weights_bad:
+            self.segments.lose_engine()
+            self._after_failure(NonFinite(what="weights", batch_index=result.step))
+            return
+        if result.verdict is not None:
+            self.progress.note(
+                f"checkpoint of step {result.step} was damaged on disk and quarantined; it is saved again with the next segment"
+            )
+            return
+        if self.segments.position is None:
+            return  # its segment failed meanwhile and is done again; that failure has been counted
+        self.save_failures += 1
+        self.segments.save_failed(result.step, result.problem)
+        if self.save_failures > self.request.resilience.max_failures_without_progress:
+            raise result.store_error or StoreUnavailable(result.problem, remedy="Free space or repair the store.")
+
+    def _after_failure(self, failure: SegmentFailure) -> None:
+        self.failures_without_progress += 1
+        batch = (failure.kind, failure.evidence.batch_index)
+        self._same_batch = self._same_batch + 1 if batch == self._last_failed_batch else 1
+        self._last_failed_batch = batch
+        action = next_action(self._progress(0), failure, self.limits)
+        match action:
+            case Retry():
+                if action.delay_s:
+                    with self.segments.ledger.bucket("restart"):
+                        time.sleep(action.delay_s)
+            case GiveUp():
+                raise action.error
+            case Train() | Finish() | Pause():
+                raise InternalError(f"unexpected action {action}", remedy="Report this as a bug.")
+
+    def _progress(self, applied_steps: int) -> Progress:
+        return Progress(
+            applied_steps=applied_steps,
+            validated_step=self.segments.validated_step,
+            failures_without_progress=self.failures_without_progress,
+            same_batch_failures=self._same_batch,
+            can_shrink=False,
+        )
+
+    # -- endings --------------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """After the last step was validated: validation loss for the report."""
+        loss = self.segments.evaluate()
+        if math.isfinite(loss):
+            self.state.emit(Evaluated(step=self.segments.locate().applied_steps, validation_loss=loss))
+
+    def interrupted(self, outcome: SegmentInterrupted) -> MemError:
+        """The error of an attempt that was asked to stop and has committed what it had."""
+        return self._interrupted(outcome.by)
+
+    def _interrupted(self, by: str) -> Interrupted:
+        step = self.segments.validated_step or 0
+        return Interrupted(f"stopped by {by} at validated step {step}", remedy="The same command goes on from there.")
+
+    def close(self, error: BaseException | None) -> RunResult:
+        """End workers, journal the ending, write report and result, give the run back. Leaves no process behind (I10)."""
+        if not self.closed:
+            self.closed = True
+            self.segments.close()
+            self.validator.close()
+            self.server.close()
+            self._journal_end(error)
+            self.state.release()
+            self.progress.close()
+        return self.result()
+
+    def _journal_end(self, error: BaseException | None) -> None:
+        status, code, message = "completed", 0, ""
+        if isinstance(error, MemError):
+            status, code, message = ("interrupted" if error.exit_code == Interrupted.exit_code else "failed"), error.exit_code, str(error)
+        elif error is not None:
+            interrupted = not isinstance(error, Exception)
+            status, code = ("interrupted", Interrupted.exit_code) if interrupted else ("failed", InternalError.exit_code)
+            message = f"{type(error).__name__}: {error}"
+        try:
+            self.state.fence()
+            self.state.emit(self.segments.ledger.drain())
+            self.state.emit(RunEnded(status=status, exit_code=code, message=message))  # type: ignore[arg-type]
+            self._write_outputs()
+        except MemError as exc:
+            self.progress.note(f"the ending could not be recorded: {exc}")
+
+    def _write_outputs(self) -> None:
+        from mem_core.core.state_manager import write_atomically
+
+        try:
+            write_report(self.folder)
+        except Exception as exc:  # noqa: BLE001 - telemetry never decides how a run ends
+            self.state.emit(Noted(text=f"the report could not be written: {type(exc).__name__}: {exc}"))
+        write_atomically(self.folder / "result.json", self.result().model_dump_json(indent=2))
+
+    def result(self) -> RunResult:
+        """How the run stands, folded from the journal."""
+        report = self.folder / "report.html"
+        folded = fold_result(self.state.lines())
+        return folded.model_copy(
+            update={
+                "run_id": self.request.run_id,
+                "device": self.environment.device,
+                "report_url": report.absolute().as_uri() if report.exists() else "",
+                "run_folder": str(self.folder.absolute()),
+            }
+        )
+
+
+def folded_limits(state: StateManager) -> tuple[int, int]:
+    """(failures without progress, highest step ever done) from the journal, for the start of an attempt."""
+    folded = fold_state(state.lines())
+    return folded.failures_without_progress, folded.highest_step
+
+
+def policy_engine(bounds_file: str | None) -> LocalPolicyEngine:
+    """The engine with built-in or user-given bounds."""
+    from mem_core.infrastructure.policy_file import load_policy_file
+
+    return LocalPolicyEngine(load_policy_file(bounds_file)) if bounds_file else LocalPolicyEngine()

@@ -1,0 +1,228 @@
+"""One try of a segment: workers ready at the right step, steps done, snapshot under way. Failures leave as one typed exception."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mem_core.core.goodput import GoodputLedger
+from mem_core.core.state_manager import StateManager
+from mem_core.domain.checkpoint import TrainingPosition
+from mem_core.domain.events import FaultMet, Recovered, SegmentEnded, SegmentStarted
+from mem_core.domain.plan import Hyperparams
+from mem_core.domain.segment import Evidence, SaveFailed, SegmentCompleted, SegmentFailure, SegmentInterrupted, describe_failure
+from mem_core.infrastructure.telemetry.progress import Progress, ProgressView
+from mem_core.runtime.session.checkpoint_service import CheckpointService, PendingSave, resume_position
+from mem_core.runtime.worker.heartbeat import Heartbeat
+from mem_core.runtime.worker.protocol import SegmentDone, Train, WorkerSpec
+from mem_core.runtime.worker_group.group import GroupFailed, WorkerGroup
+from mem_core.runtime.worker_group.processes import ForkServer
+
+
+class SegmentFailed(Exception):
+    """A try of a segment failed; the workers are gone and the next try restores the last validated step."""
+
+    def __init__(self, failure: SegmentFailure) -> None:
+        super().__init__(describe_failure(failure))
+        self.failure = failure
+
+
+class StopFlag:
+    """Set by a signal handler or a cancel; read by the supervising loop a few times a second."""
+
+    def __init__(self) -> None:
+        self.by = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.by)
+
+
+@dataclass
+class SegmentService:
+    """Owns the worker group of a run and brings it to the right step before each segment."""
+
+    server: ForkServer
+    spec: WorkerSpec
+    state: StateManager
+    checkpoints: CheckpointService
+    ledger: GoodputLedger
+    progress: Progress
+    fresh: TrainingPosition
+    versions: dict[str, str]
+    data_fingerprint: str
+    memory_limit_bytes: int
+    stop: StopFlag
+    every_second: Callable[[], None] = lambda: None
+    position: TrainingPosition | None = None
+    validated_step: int | None = None
+    restarts: int = 0
+    highest_step: int = 0
+    _group: WorkerGroup | None = None
+    _tries: int = 0
+    _fault: tuple[str, float] | None = None
+    _last_second_s: float = field(default=0.0)
+
+    # -- position -------------------------------------------------------------------------------------------------------
+
+    def locate(self) -> TrainingPosition:
+        """Where the next segment starts: the engine's position, or that of the newest proven checkpoint."""
+        if self.position is None:
+            _, self.position = resume_position(self.checkpoints.manager, self.fresh)
+            self.validated_step = self.position.applied_steps or None
+        return self.position
+
+    def lose_engine(self) -> None:
+        """Discard workers and position (I5): the next segment restores the last validated step."""
+        if self._group is not None:
+            self._group.stop()
+            self._group = None
+        self.position = None
+
+    def _ready_group(self) -> WorkerGroup:
+        if self._group is not None and self.position is not None:
+            return self._group
+        self.lose_engine()
+        self.checkpoints.wait_idle()
+        self._tries += 1
+        with self.ledger.bucket("restore" if self._fault is None else "restart"):
+            folder, position = resume_position(self.checkpoints.manager, self.fresh)
+            self.validated_step = position.applied_steps or None
+            self._group = WorkerGroup(
+                self.server, self.spec, self.state.folder / "live" / f"{os.getpid()}", self._tries, self.spec.request.resilience.hang_factor
+            )
+            self._group.restore(str(folder) if folder is not None else None, position)
+            self.position = position
+        return self._group
+
+    # -- one try --------------------------------------------------------------------------------------------------------
+
+    def train(
+        self, segment_index: int, until_step: int, hyperparams: Hyperparams, try_number: int
+    ) -> SegmentCompleted | SegmentInterrupted:
+        """Train until `until_step` applied updates. The save goes on in the background; `CheckpointService.complete` ends it.
+
+        Raises:
+            SegmentFailed: classified, journaled, workers gone. StoreUnavailable and RunHeld pass through.
+        """
+        try:
+            group = self._ready_group()
+            position = self.locate()
+            if position.applied_steps >= until_step:
+                return self._already_there(position)
+            staging = self.checkpoints.stage(until_step)
+            self.state.emit(
+                SegmentStarted(segment_index=segment_index, from_step=position.applied_steps, until_step=until_step, try_number=try_number)
+            )
+            done = self._drive(group, segment_index, until_step, hyperparams, staging)
+        except GroupFailed as exc:
+            raise self._failed(segment_index, exc.failure) from exc
+        return self._completed(segment_index, position, done, staging, group)
+
+    def _drive(self, group: WorkerGroup, segment_index: int, until_step: int, hyperparams: Hyperparams, staging: Path) -> SegmentDone:
+        self.ledger.enter("productive")
+        order = Train(until_step, hyperparams, str(staging), every_s=self.spec.request.checkpoint.every_s)
+        try:
+            return group.train(order, lambda beats: self._on_beat(beats, segment_index), lambda: bool(self.stop))
+        finally:
+            self.ledger.enter("idle")
+
+    def _on_beat(self, beats: list[Heartbeat], segment_index: int) -> None:
+        beat = beats[0]
+        if self._fault is not None and self.position is not None and beat.applied_steps > self.position.applied_steps:
+            kind, since_s = self._fault
+            self._fault = None
+            self.state.emit(Recovered(kind=kind, step=self.position.applied_steps, recovered_s=time.monotonic() - since_s))
+        self.progress.update(
+            ProgressView(
+                step=beat.applied_steps,
+                total_steps=self.spec.request.training.max_steps,
+                segment_index=segment_index,
+                loss=beat.loss if beat.phase == "step" else None,
+                learning_rate=beat.learning_rate,
+                tokens_per_s=self._tokens_per_s(beat),
+                memory_bytes=sum(b.memory_bytes for b in beats) or None,
+                memory_limit_bytes=self.memory_limit_bytes,
+                validated_step=self.validated_step,
+                restarts=self.restarts,
+                phase=beat.phase,
+            )
+        )
+        now = time.monotonic()
+        if now - self._last_second_s >= 1.0:
+            self._last_second_s = now
+            self.every_second()
+
+    def _tokens_per_s(self, beat: Heartbeat) -> float | None:
+        done = beat.batch_index
+        return beat.tokens / done / beat.step_s if done and beat.step_s > 0 else None
+
+    # -- endings --------------------------------------------------------------------------------------------------------
+
+    def _already_there(self, position: TrainingPosition) -> SegmentCompleted:
+        """A retry found that the checkpoint was proven after all: nothing is to be done again."""
+        return SegmentCompleted(
+            from_step=position.applied_steps, to_step=position.applied_steps, batch_index=position.batch_index, loss_first=0.0,
+            loss_last=0.0, tokens=0, duration_s=0.0, trajectory_digest=position.trajectory_digest,
+        )  # fmt: skip
+
+    def _completed(
+        self, segment_index: int, before: TrainingPosition, done: SegmentDone, staging: Path, group: WorkerGroup
+    ) -> SegmentCompleted | SegmentInterrupted:
+        self.position = done.position
+        step = done.position.applied_steps
+        self.ledger.move("productive", "save_stall", done.save_stall_s)
+        redone = min(self.highest_step, step) - before.applied_steps
+        if redone > 0:
+            self.ledger.move("productive", "redone", done.duration_s * redone / max(1, step - before.applied_steps))
+        self.highest_step = max(self.highest_step, step)
+        self.checkpoints.register(PendingSave(step, staging, group, done, self.versions, self.data_fingerprint))
+        losses = done.columns["loss"]
+        outcome = SegmentCompleted(
+            from_step=before.applied_steps,
+            to_step=step,
+            batch_index=done.position.batch_index,
+            skipped_steps=len(done.position.skipped_batches) - len(before.skipped_batches),
+            loss_first=float(losses[0]) if len(losses) else 0.0,
+            loss_last=float(losses[-1]) if len(losses) else 0.0,
+            tokens=done.position.tokens - before.tokens,
+            duration_s=done.duration_s,
+            peak_bytes=int(done.columns["peak_bytes"].max()) if len(losses) else 0,
+            trajectory_digest=done.position.trajectory_digest,
+        )
+        self.state.emit(SegmentEnded(segment_index=segment_index, outcome=outcome))
+        self.state.emit(self.ledger.drain())
+        if done.interrupted and self.stop:
+            return SegmentInterrupted(by=self.stop.by, to_step=step)
+        return outcome
+
+    def _failed(self, segment_index: int, failure: SegmentFailure) -> SegmentFailed:
+        self.ledger.move("productive", "redone", 1e12)  # what the lost try did is done again
+        self.ledger.enter("restart")
+        self._fault = (failure.kind, time.monotonic())
+        self.restarts += 1
+        self.lose_engine()
+        self.state.emit(SegmentEnded(segment_index=segment_index, outcome=failure))
+        self.state.emit(FaultMet(kind=failure.kind, step=self.validated_step or 0, detail=describe_failure(failure)))
+        self.state.emit(self.ledger.drain())
+        self.progress.note(f"{describe_failure(failure)}; going on from step {self.validated_step or 0}")
+        return SegmentFailed(failure)
+
+    def save_failed(self, segment_index: int, problem: str) -> SegmentFailure:
+        """Journal a save that came to nothing while the engine stayed sound."""
+        failure = SaveFailed(evidence=Evidence(phase="save", exception=problem[:500]))
+        self.state.emit(SegmentEnded(segment_index=segment_index, outcome=failure))
+        self.progress.note(f"{describe_failure(failure)}; the older checkpoint stays current and training goes on")
+        return failure
+
+    def evaluate(self, max_batches: int = 16) -> float:
+        """Validation loss of the engine as it stands. Raises SegmentFailed."""
+        with self.ledger.bucket("evaluation"):
+            try:
+                return self._ready_group().evaluate(max_batches)
+            except GroupFailed as exc:
+                raise self._failed(0, exc.failure) from exc
+
+    def close(self) -> None:
+        """End the workers."""
+        self.lose_engine()
