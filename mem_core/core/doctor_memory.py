@@ -22,6 +22,7 @@ PROCESS_BASE_BYTES = 500 * 2**20
 # Address space that a rank maps and never touches (code, thread stacks, allocator arenas): VmSize less VmRSS after start.
 UNTOUCHED_BYTES = 600 * 2**20
 # A CUDA context with its kernels, cuBLAS and NCCL buffers (device), and what the driver maps on the host.
+# (Not measured yet: a guess on the safe side, so host memory beside a device only warns.)
 CUDA_CONTEXT_BYTES = 600 * 2**20
 CUDA_HOST_BASE_BYTES = 2_500 * 2**20
 # Copies of the logits alive at the peak: the logits, their log-softmax, and the gradient, all in float32.
@@ -60,6 +61,8 @@ def estimate_memory(
     - training_peak_per_rank: base + weights + optimizer + the larger of the two moments "loss" (A, and the gradients of earlier
       micro-batches) and "step" (gradients + step_transient + RETAINED A; at stage 3 all of A, as reduction runs in the backward).
     - checkpoint: P w for the module (nothing at stage 3, whose module file holds no weights) + optimizer of all ranks.
+    - save_copy_total: host bytes on top while a checkpoint is written behind training: the writer keeps the state as it was
+      (by copy-on-write on a CPU, as a host copy on CUDA), and copies the module's weights out of their flat buffer.
     - resume_peak_total: ranks x (base + weights + master + the larger file that a rank reads: the module, or its own optimizer
       shard; at stage 0 both are one file). Moments are taken over from what was read, not copied.
 
@@ -91,6 +94,7 @@ def estimate_memory(
         "training_peak_per_rank": peak,
         "training_peak_total": peak * ranks,
         "checkpoint": (0 if stage == 3 else model.num_parameters * item) + state["optimizer"] * (ranks if stage >= 1 else 1),
+        "save_copy_total": _save_copy_bytes(model.num_parameters * item, state, ranks, stage),
         "resume_peak_total": ranks * _resume_bytes(model.num_parameters * item, state, request, device, offloaded=offloaded),
     }
     if device == "cuda":
@@ -119,6 +123,12 @@ def _state_bytes(parameters: int, trained: int, item: int, ranks: int, stage: in
         transient = 2 * min(trained, _BUCKET_ELEMENTS) * item
     optimizer = trained * (12 if has_master else 8) // shards
     return {"weights": weights, "gradients": gradients, "optimizer": optimizer, "step_transient": transient}
+
+
+def _save_copy_bytes(module: int, state: Mapping[str, int], ranks: int, stage: int) -> int:
+    """Host bytes of all ranks that a save in the background keeps alive."""
+    own_weights = module // ranks if stage == 3 else module
+    return ranks * (own_weights + state["optimizer"]) + (0 if stage == 3 else module)
 
 
 def _resume_bytes(module: int, state: Mapping[str, int], request: RuntimeRequest, device: Device, *, offloaded: bool) -> int:
@@ -170,9 +180,9 @@ def memory_findings(
     findings = [_training_finding(model, request, dtype, device, main, estimates, rows)] if main else []
     host = by_kind.get("host")
     if host:
-        findings.append(_resume_finding(estimates, host))
+        findings += [_save_finding(estimates, host, device), _resume_finding(estimates, host)]
     if host and device == "cuda":
-        findings.append(_fit("memory.host", "host memory beside the device", estimates["host_peak_total"], host, "", strict=True))
+        findings.append(_fit("memory.host", "host memory beside the device", estimates["host_peak_total"], host, "", strict=False))
     return tuple(findings)
 
 
@@ -186,10 +196,18 @@ def _training_finding(
     rows: int,
 ) -> Finding:
     needed = needed_bytes(estimates, device)
-    strict = request.memory.mode == "fixed" or rows == 1
+    hopeless = needed if request.memory.mode == "fixed" else _lowest_rung_bytes(model, request, dtype, device)
     options = _what_would_fit(model, request, dtype, device, budget.budget_bytes) if needed > budget.budget_bytes else ""
     label = f"predicted peak at {rows} x {request.data.sequence_length} tokens per forward pass"
+    strict = hopeless * (1 - ESTIMATE_ERROR) > budget.budget_bytes
     return _fit("memory.training", label, needed, budget, options, strict=strict)
+
+
+def _lowest_rung_bytes(model: ModelNumbers, request: RuntimeRequest, dtype: Dtype, device: Device) -> int:
+    """What is still needed when adaptive memory has used every means: one row, activation checkpointing, offload."""
+    if device == "cuda":
+        request = request.model_copy(update={"parallel": request.parallel.model_copy(update={"offload_optimizer": "cpu"})})
+    return needed_bytes(estimate_memory(model, request, dtype, device=device, activation_checkpointing=True), device)
 
 
 def _fit(check: str, label: str, needed: int, budget: MemoryBudget, remedy: str, *, strict: bool) -> Finding:
@@ -202,6 +220,14 @@ def _fit(check: str, label: str, needed: int, budget: MemoryBudget, remedy: str,
     if strict and needed * (1 - ESTIMATE_ERROR) > budget.budget_bytes:
         return Finding(check=check, severity="failure", observed=observed, needed=text, remedy=remedy, exit_code=69)
     return Finding(check=check, severity="warning", observed=observed, needed=text, remedy=remedy)
+
+
+def _save_finding(estimates: Mapping[str, int], host: MemoryBudget, device: Device) -> Finding:
+    """A process killed right after a save, when the copy of the state and the next step's peak meet."""
+    training = estimates["host_peak_total" if device == "cuda" else "training_peak_total"]
+    needed = training + estimates["save_copy_total"]
+    remedy = "A save behind training may not fit: use fewer ranks per machine, model.lora, or more memory."
+    return _fit("memory.save", "host memory while a checkpoint is written behind training", needed, host, remedy, strict=False)
 
 
 def _resume_finding(estimates: Mapping[str, int], host: MemoryBudget) -> Finding:

@@ -15,9 +15,9 @@ def render_report(report: EnvironmentReport, width: int = 120) -> str:
     for finding in report.findings:
         lines += _finding_lines(finding, column, width)
     if report.estimates_bytes:
-        sizes = ("training_peak_total", "resume_peak_total", "checkpoint")
+        sizes = ("training_peak_total", "save_copy_total", "resume_peak_total", "checkpoint")
         listed = ", ".join(f"{name.replace('_', ' ')} {format_bytes(report.estimates_bytes[name])}" for name in sizes)
-        lines += ["", f"Predicted (within 25 %): {listed}"]
+        lines += ["", *textwrap.wrap(f"Predicted (within 25 %): {listed}", width, subsequent_indent="  ")]
     lines += ["", _verdict(report)]
     return "\n".join(lines)
 
