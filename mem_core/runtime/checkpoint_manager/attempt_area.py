@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from mem_core.domain.checkpoint import checkpoint_name
-from mem_core.domain.errors import RunHeld
+from mem_core.domain.errors import MemError, RunHeld
 from mem_core.infrastructure.storage.disk import Disk, remove_tree
 from mem_core.infrastructure.storage.local import make_folders
 
@@ -118,10 +118,10 @@ class AttemptArea:
 
     @contextlib.contextmanager
     def fenced(self) -> Iterator[None]:
-        """Turn "my own folder is gone" into what it means."""
+        """Whatever fails after the own folder is gone fails because a newer attempt took it."""
         try:
             yield
-        except (FileNotFoundError, NotADirectoryError) as exc:
+        except (FileNotFoundError, NotADirectoryError, MemError) as exc:
             if self._disk.kind(self.desk) != "folder":
                 raise self.held() from exc
             raise
