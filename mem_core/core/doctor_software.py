@@ -73,15 +73,15 @@ def version_findings(seen: MachineObservations) -> tuple[Finding, ...]:
     )
 
 
-def build_findings(seen: MachineObservations, device: Device) -> tuple[Finding, ...]:
-    """Can DeepSpeed's ops be built and loaded; would a lock make every start wait for ever."""
+def build_findings(request: RuntimeRequest, seen: MachineObservations, device: Device) -> tuple[Finding, ...]:
+    """Can what this request compiles be compiled; would a lock make every start wait for ever."""
     build = seen.build
     problems = [
         *([] if build.folder_writable else [f"{build.folder} cannot be written"]),
         *([] if build.compiler and not build.compiler_problem else [f"no C++ compiler: {build.compiler_problem or 'not found'}"]),
         *([] if build.ninja and not build.ninja_problem else [f"no ninja: {build.ninja_problem or 'not found'}"]),
     ]
-    findings = [_toolchain_finding(seen, problems, device)]
+    findings = [_toolchain_finding(request, seen, problems, device)]
     if build.broken_ops:
         findings.append(
             Finding(
@@ -95,21 +95,23 @@ def build_findings(seen: MachineObservations, device: Device) -> tuple[Finding, 
     return tuple(findings)
 
 
-def _toolchain_finding(seen: MachineObservations, problems: list[str], device: Device) -> Finding:
-    build = seen.build
+def _toolchain_finding(request: RuntimeRequest, seen: MachineObservations, problems: list[str], device: Device) -> Finding:
+    """A compiler is needed for torch.compile and for raw keys that ask for an op; MEM's own engine loads none."""
+    build, wanted = seen.build, ["model.compile: on"] if request.model.compile == "on" else []
+    wanted += ["deepspeed.aio"] if "aio" in request.deepspeed else []
     if problems:
+        possible = bool(wanted) or request.model.compile == "auto"
+        severity = "failure" if wanted else "warning" if possible else "ok"
         return Finding(
-            check="ops",
-            severity="failure",
+            check="build_tools",
+            severity=severity,
             observed="; ".join(problems),
-            needed=f"a compiler, ninja and a writable folder for DeepSpeed's {device} ops",
-            remedy="Install g++ and ninja (or set CXX), and set MEM_HOME to a folder that you may write.",
-            exit_code=69,
+            needed=f"a compiler, ninja and a writable folder on {device} for {', '.join(wanted) or 'torch.compile, if it is chosen'}",
+            remedy="Install g++ and ninja (or set CXX), set MEM_HOME to a folder that you may write, or use model.compile: off.",
+            exit_code=69 if wanted else 0,
         )
-    built = (
-        f"built and loadable: {', '.join(build.built_ops)}" if build.built_ops else "not built yet: the first start compiles for minutes"
-    )
-    return Finding(check="ops", severity="ok", observed=f"{built}; {build.compiler}, ninja {build.ninja}")
+    ops = f"; ops built: {', '.join(build.built_ops)}" if build.built_ops else ""
+    return Finding(check="build_tools", severity="ok", observed=f"{build.compiler}, ninja {build.ninja}{ops}")
 
 
 def _lock_finding(path: str, age_s: float, reason: str, *, stale: bool) -> Finding:

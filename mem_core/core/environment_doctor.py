@@ -68,7 +68,7 @@ class EnvironmentDoctor:
             *doctor_storage.shared_memory_findings(request, observations, device),
             *doctor_storage.occupant_findings(request, observations),
             *doctor_software.version_findings(observations),
-            *doctor_software.build_findings(observations, device),
+            *doctor_software.build_findings(request, observations, device),
             *doctor_software.deepspeed_key_findings(request, device),
             *doctor_software.environment_findings(observations),
         ]
