@@ -179,3 +179,11 @@ def test_one_line_of_20_megabytes_takes_bounded_memory(tmp_path: Path, space: st
     print(f"{time.monotonic() - begin:.1f} s, peak {int(peak_kib) / 1024:.0f} MiB")
     assert json.loads(prepared)["num_tokens"] > 19_900_000
     assert int(peak_kib) * 1024 < 500e6
+
+
+def test_the_callers_process_stays_light() -> None:
+    """The flow and the command import preparation: none of the heavy libraries may come along."""
+    heavy = "('torch', 'transformers', 'tokenizers', 'fsspec')"
+    code = f"import sys, mem_core.runtime.data.prepare; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT_S, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,5 +1,6 @@
 """Rows written are the rows read; damage is found before it is trusted; masks go by position (field reports 53, 67, 132)."""
 
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +107,21 @@ def test_reading_the_last_row_does_the_same_work_as_reading_the_first(tmp_path: 
     assert bytes_read(rows - 1) == own_cost
     assert own_cost < 1_000
     dataset.close()
+
+
+def test_reading_every_row_leaves_resident_memory_level(tmp_path: Path) -> None:
+    """32 MB of tokens go by; a memory map would count each page that was touched."""
+    dataset = write(tmp_path / "d", [[7] * 1_000] * 16_000, shard_tokens=2**22)
+    dataset.rows(range(100))
+    before = _resident_bytes()
+    for start in range(0, 16_000, 100):
+        dataset.rows(range(start, start + 100))
+    assert _resident_bytes() - before < 4_000_000
+    dataset.close()
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def _rchar() -> int:

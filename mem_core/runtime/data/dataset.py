@@ -51,6 +51,12 @@ class TokenDataset:
         folder = Path(folder)
         return cls(folder, check_folder(folder))
 
+    def __enter__(self) -> "TokenDataset":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
     def __len__(self) -> int:
         return self.index.num_rows
 

@@ -44,6 +44,10 @@ def pieces(text: str, limit_chars: int = PIECE_CHARS) -> Iterator[str]:
 
     There the usual tokenizers cut as well, so that the tokens are those of the whole text. Linear in the text.
     """
+    if len(text) <= limit_chars:  # the usual case, kept quick
+        if text:
+            yield text
+        return
     start = 0
     while len(text) - start > limit_chars:
         stop = start + limit_chars

@@ -144,7 +144,7 @@ def _remote_files(source: str, data_format: str, field: str) -> list[SourceFile]
         entries = [fs.info(name) for name in names]
     except FileNotFoundError as exc:
         raise DataError("no such object", field=field, value=source, remedy="Check the URL") from exc
-    except (OSError, ValueError) as exc:
+    except Exception as exc:  # each fsspec backend has an error tree of its own
         raise DataError(f"cannot be read: {exc}", field=field, value=source, remedy="Check the URL, endpoint and keys") from exc
     found = [entry for entry in entries if entry["type"] != "directory"]
     if not found:
@@ -166,7 +166,7 @@ def _filesystem(url: str, field: str) -> tuple[Any, str]:
 
     try:
         fs, root = fsspec.url_to_fs(url)
-    except (ImportError, ValueError, OSError) as exc:
+    except Exception as exc:  # each fsspec backend has an error tree of its own
         raise DataError(f"cannot be opened: {exc}", field=field, value=url, remedy="Check the URL's protocol and endpoint") from exc
     fs.invalidate_cache()
     return fs, cast(str, root)
@@ -177,17 +177,18 @@ def open_source(file: SourceFile) -> Iterator[BinaryIO]:
     """The file's bytes, whatever it lies on.
 
     Raises:
-        DataError: it cannot be opened or read any more.
+        DataError: it cannot be opened any more.
     """
+    if file.is_remote:
+        fs, path = _filesystem(file.path, "data")
+        mode_open = fs.open
+    else:
+        path, mode_open = file.path, open
     try:
-        if file.is_remote:
-            fs, root = _filesystem(file.path, "data")
-            with fs.open(root, "rb") as stream:
-                yield cast(BinaryIO, stream)
-        else:
-            with open(file.path, "rb") as stream:
-                yield stream
-    except OSError as exc:
+        stream = cast(BinaryIO, mode_open(path, "rb"))
+    except Exception as exc:  # each fsspec backend has an error tree of its own
         raise DataError(
             f"the file cannot be read: {exc}", field="data", value=file.path, remedy="Check the file and its permissions"
         ) from exc
+    with stream:
+        yield stream

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from mem_core.domain.errors import DataError, MemError, StoreUnavailable
 from mem_core.domain.request import DataSection
@@ -30,6 +30,7 @@ from mem_core.runtime.models.folders import tokenizer_identity
 
 _PR_SET_PDEATHSIG = 1
 _PROGRESS_EVERY_S = 0.2
+Phase = Literal["hashing", "tokenizing"]
 
 
 def prepare_here(job: PrepareJob, on_progress: OnProgress) -> PreparedData:
@@ -79,18 +80,19 @@ class _Reporter:
         self._next_s = 0.0
         self._phase = ""
 
-    def advance(self, phase: Any, size_bytes: int, **counts: int) -> None:
-        """Count bytes of a phase; a new phase starts from zero."""
-        self._done = size_bytes if phase != self._phase else self._done + size_bytes
+    def advance(self, phase: Phase, size_bytes: int, counts: Callable[[], dict[str, int]] = dict) -> None:
+        """Count bytes of a phase; a new phase starts from zero. `counts` is asked only when there is something to say."""
         fresh = phase != self._phase
+        self._done = size_bytes if fresh else self._done + size_bytes
         self._phase = phase
-        if fresh or time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + _PROGRESS_EVERY_S
-            self._on_progress(PrepareProgress(phase=phase, bytes_done=min(self._done, self._total), bytes_total=self._total, **counts))
+        now_s = time.monotonic()
+        if fresh or now_s >= self._next_s:
+            self._next_s = now_s + _PROGRESS_EVERY_S
+            self._on_progress(PrepareProgress(phase=phase, bytes_done=min(self._done, self._total), bytes_total=self._total, **counts()))
 
-    def finish(self, **counts: int) -> None:
+    def finish(self, counts: Callable[[], dict[str, int]]) -> None:
         """The last word: all bytes done."""
-        self._on_progress(PrepareProgress(phase="tokenizing", bytes_done=self._total, bytes_total=self._total, **counts))
+        self._on_progress(PrepareProgress(phase="tokenizing", bytes_done=self._total, bytes_total=self._total, **counts()))
 
 
 def _readable(file: SourceFile, number: int, folder: Path, hashes: HashCache, report: _Reporter) -> Readable:
@@ -117,23 +119,23 @@ def _tokenize(
     makers = [RowMaker(writer, data, has_mask) for writer in writers]
     held_out = data.validation if isinstance(data.validation, float) else 0.0
     targets = [Target(makers[0], makers[1] if held_out else None, held_out)] * len(train) + [Target(makers[1])] * len(validation)
+
+    def counts() -> dict[str, int]:
+        return {"rows": work.num_documents, "tokens": sum(maker.num_tokens for maker in makers), "bad_rows": work.num_bad_rows}
+
     try:
         for file, target in zip((*train, *validation), targets, strict=True):
             for size_bytes in work.read(file, target):
-                report.advance("tokenizing", size_bytes, **_counts(work, makers))
+                report.advance("tokenizing", size_bytes, counts)
         work.flush()
         for maker in makers:
             maker.finish()
-        report.finish(**_counts(work, makers))
+        report.finish(counts)
         indexes = [writer.finish() for writer in writers]
     finally:
         for writer in writers:
             writer.close()
     return _result(job, name, work, makers, indexes, encoder, [file.source for file in (*train, *validation)])
-
-
-def _counts(work: Tokenizing, makers: Sequence[RowMaker]) -> dict[str, int]:
-    return {"rows": work.num_documents, "tokens": sum(maker.num_tokens for maker in makers), "bad_rows": work.num_bad_rows}
 
 
 def _result(

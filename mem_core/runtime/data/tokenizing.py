@@ -106,7 +106,7 @@ class Tokenizing:
         end = self._encoder.eos_token_id
         suffix = [np.array([end], np.uint32)] if unit.last and end is not None else []
         tokens = np.concatenate([*prefix, *prompt, *text, *suffix])
-        mask = np.ones(tokens.size, np.uint8)
+        mask = np.ones(tokens.size if self._has_mask else 0, np.uint8)
         if unit.document.prompt is not None:
             mask[: sum(part.size for part in (*prefix, *prompt))] = 0
         self._take(unit, rows, path, tokens, mask)

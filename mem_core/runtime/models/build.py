@@ -197,6 +197,14 @@ def _ready(module: Any, dtype: str, activation_checkpointing: bool) -> "torch.nn
     module = module.to(getattr(torch, dtype))
     module.config.use_cache = False
     if activation_checkpointing:
+        if not module.supports_gradient_checkpointing:
+            raise RequestError(
+                f"{type(module).__name__} cannot recompute activations",
+                field="model.activation_checkpointing",
+                value="on",
+                bound="off",
+                remedy="Set model.activation_checkpointing to off",
+            )
         module.activation_checkpointing_enable()
     return module.train().requires_grad_(True)
 

@@ -94,7 +94,7 @@ def _fetch(url: str, cache_dir: Path) -> Path:
     try:
         fs, root = fsspec.url_to_fs(url)
         entries = [entry for entry in fs.ls(root, detail=True) if entry["name"].endswith(_FETCHED_SUFFIXES)]
-    except (OSError, ValueError, ImportError) as exc:
+    except Exception as exc:  # each fsspec backend has an error tree of its own
         raise StoreUnavailable(
             f"the model cannot be listed: {exc}", field="model.source", value=url, remedy="Check the URL, endpoint and keys"
         ) from exc
@@ -107,7 +107,7 @@ def _fetch(url: str, cache_dir: Path) -> Path:
             for name, _, _ in listing:
                 fs.get_file(name, str(staging / name.rsplit("/", 1)[-1]))
             staging.rename(target)
-        except OSError as exc:
+        except Exception as exc:  # as above; somebody else may also have been first
             if not target.is_dir():
                 raise StoreUnavailable(
                     f"the model cannot be fetched: {exc}", field="model.source", value=url, remedy="Check the store and the free disk space"
