@@ -13,7 +13,7 @@ from mem_core.domain.errors import DataError, RequestError
 from mem_core.domain.request import DataSection
 from mem_core.runtime.data.acceptance import check_prepared
 from mem_core.runtime.data.dataset import TokenDataset
-from mem_core.runtime.data.sources import STDLIB_CAP_BYTES, resolve_files
+from mem_core.runtime.data.sources import resolve_files
 from mem_core.runtime.data.tokenize_process import prepare_here
 from mem_core.runtime.data.values import PreparedData, PrepareJob, PrepareProgress
 
@@ -292,11 +292,3 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
 
     with pytest.raises(DataError, match="changed while it was read"):
         prepare_here(job, append)
-
-
-def test_the_standard_library_is_a_bounded_stable_source() -> None:
-    files = resolve_files(["stdlib:"], "auto", "data.train")
-    assert len(files) > 100
-    assert 1_000_000 < sum(file.size_bytes for file in files) <= STDLIB_CAP_BYTES
-    assert not any(part in file.path for file in files for part in ("/site-packages/", "/test/", "/tests/"))
-    assert files == resolve_files(["stdlib:"], "auto", "data.train")
