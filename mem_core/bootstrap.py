@@ -176,7 +176,7 @@ def _wire(draft: RunDraft, record: RunRecord) -> RunSession:
     failures, highest_step = folded_limits(state)
     segments = SegmentService(
         server=server,
-        spec=_worker_spec(request, environment, data, record.default_plan),
+        spec=_worker_spec(request, environment, data, record),
         state=state,
         checkpoints=checkpoints,
         ledger=draft.ledger,
@@ -202,11 +202,11 @@ def _wire(draft: RunDraft, record: RunRecord) -> RunSession:
     )  # fmt: skip
 
 
-def _worker_spec(request: RuntimeRequest, environment: EnvironmentReport, data: PreparedData, plan: MemoryPlan) -> WorkerSpec:
+def _worker_spec(request: RuntimeRequest, environment: EnvironmentReport, data: PreparedData, record: RunRecord) -> WorkerSpec:
     return WorkerSpec(
         request=request, rank=0, num_ranks=request.parallel.num_ranks, device=environment.device, dtype=environment.dtype,
-        num_threads=environment.threads_per_rank, data_folder=data.train_dir, validation_folder=data.validation_dir,
-        pad_token_id=data.pad_token_id, rendezvous="", heartbeat_path="", board_path="", default_plan=plan,
+        num_threads=record.threads_per_rank, data_folder=data.train_dir, validation_folder=data.validation_dir,
+        pad_token_id=data.pad_token_id, rendezvous="", heartbeat_path="", board_path="", default_plan=record.default_plan,
     )  # fmt: skip
 
 
@@ -225,6 +225,7 @@ def _born(draft: RunDraft, environment: EnvironmentReport, data: PreparedData, m
     )
     return RunRecord(
         run_id=request.run_id, request=request, device=environment.device, dtype=environment.dtype, default_plan=plan,
+        threads_per_rank=environment.threads_per_rank,
         data_fingerprint=data.fingerprint, model_fingerprint=model.fingerprint, versions=environment.versions, born_unix_s=time.time(),
     )  # fmt: skip
 

@@ -65,6 +65,7 @@ class RunRecord(Value):
     device: str
     dtype: str
     default_plan: MemoryPlan
+    threads_per_rank: int = 1
     data_fingerprint: str
     model_fingerprint: str
     versions: dict[str, str] = {}
@@ -92,7 +93,7 @@ def read_journal(folder: Path) -> list[JournalLine]:
 
 
 def _raw_lines(folder: Path) -> Iterator[bytes]:
-    for path in sorted(folder.glob("attempt-*.jsonl")):
+    for path in sorted(folder.glob("attempt-*.jsonl"), key=lambda item: int(item.stem.removeprefix("attempt-"))):
         for raw in path.read_bytes().split(b"\n")[:-1]:
             with contextlib.suppress(ValidationError):
                 JournalLine.model_validate_json(raw)

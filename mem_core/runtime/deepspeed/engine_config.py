@@ -6,19 +6,26 @@ from mem_core.domain.plan import Hyperparams, MemoryPlan
 from mem_core.domain.request import RuntimeRequest
 
 NEVER = 1_000_000_000
+DEFAULT_BUCKET_ELEMENTS = 500_000_000
 
 
 def engine_config(
-    request: RuntimeRequest, dtype: Literal["float32", "bfloat16", "float16"], plan: MemoryPlan, hyperparams: Hyperparams
+    request: RuntimeRequest,
+    dtype: Literal["float32", "bfloat16", "float16"],
+    plan: MemoryPlan,
+    hyperparams: Hyperparams,
+    num_parameters: int,
 ) -> dict[str, Any]:
     """Configuration for `deepspeed.initialize`.
 
     Accumulation is unmanaged: the runner owns the boundary, so micro-batches may differ from step to step. The batch sizes
     that DeepSpeed wants are therefore nominal (one micro-batch of the rank's whole share); `gradient_clipping` is always
-    written, since DeepSpeed clips at 1.0 when the key is absent.
+    written, since DeepSpeed clips at 1.0 when the key is absent. Buckets are never larger than the model: the default maps 2 GiB of
+    address space for the smallest one.
     """
     rows_per_rank = request.training.global_batch_size // request.parallel.num_ranks
-    zero: dict[str, Any] = {"stage": request.parallel.zero_stage}
+    bucket = min(DEFAULT_BUCKET_ELEMENTS, max(1, num_parameters))
+    zero: dict[str, Any] = {"stage": request.parallel.zero_stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
     if request.parallel.zero_stage >= 1 and plan.offload_optimizer == "cpu":
         zero["offload_optimizer"] = {"device": "cpu"}
     if request.parallel.zero_stage == 3:

@@ -67,7 +67,8 @@ class DeepSpeedRunner:
             self.request.model, self.request.data.sequence_length, self.request.training.seed, spec.dtype, plan.activation_checkpointing
         ).to(self._device)
         model.train()
-        config = engine_config(self.request, spec.dtype, plan, position.hyperparams)
+        num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        config = engine_config(self.request, spec.dtype, plan, position.hyperparams, num_parameters)
         self.engine = Engine(model, config, self.request.training)
         self.build_s = time.monotonic() - started_s
         self.beat("restore")
