@@ -1,11 +1,11 @@
 """Building a DeepSpeed engine and the few places where MEM reaches into it. With `runner` and `snapshot` the only importers."""
 
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
 import deepspeed
-import deepspeed.comm.torch
 import torch
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
@@ -41,8 +41,9 @@ def _leave_out_inference_op() -> None:
     Training never calls it (`inference_all_reduce` is its only user), so MEM leaves it out; without this private name DeepSpeed
     would build it as ever. Decision record 0002.
     """
-    if hasattr(deepspeed.comm.torch, "build_shm_op"):
-        deepspeed.comm.torch.build_shm_op = lambda: None
+    backend: Any = sys.modules["deepspeed.comm.torch"]  # the attribute of that name is PyTorch itself
+    if hasattr(backend, "build_shm_op"):
+        backend.build_shm_op = lambda: None
 
 
 def build_optimizer(model: torch.nn.Module, training: TrainingSection) -> torch.optim.AdamW:
