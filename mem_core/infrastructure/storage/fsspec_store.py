@@ -36,6 +36,11 @@ _ACCESS_CODES = (
 )
 
 
+_NO_BUCKET = "NoSuchBucket"
+# The reply to a completed multipart upload was lost, and what s3fs did next (abort it) found it gone: nothing is missing, try again.
+_NOT_A_MISSING_KEY = (_NO_BUCKET, "NoSuchUpload")
+
+
 class _Unproven(OSError):
     """What is stored is not what was sent; worth another try."""
 
@@ -181,7 +186,7 @@ class FsspecStore:
         try:
             info: dict[str, Any] = fs.info(path)
         except FileNotFoundError as exc:
-            if _code_of(exc) == "NoSuchBucket":
+            if _code_of(exc) == _NO_BUCKET:
                 raise
             return None
         return info if info["type"] == "file" else None
@@ -231,11 +236,9 @@ class FsspecStore:
                 raise
             except FileExistsError as exc:
                 raise AlreadyExists(f"{key} is already in {self.url}") from exc
-            except FileNotFoundError as exc:
-                if _code_of(exc) != "NoSuchBucket":
+            except Exception as exc:
+                if isinstance(exc, FileNotFoundError) and _code_of(exc) not in _NOT_A_MISSING_KEY:
                     raise KeyMissing(f"nothing under {key} in {self.url}") from exc
-                raise self._unavailable(verb, key, exc) from None
-            except Exception as exc:  # noqa: BLE001 - client libraries raise anything; it ends as one StoreUnavailable
                 if isinstance(exc, PermissionError) or _code_of(exc) in _ACCESS_CODES:
                     self._renew()
                 delay_s = next(delays_s, None)
@@ -259,8 +262,8 @@ def _code_of(exc: BaseException) -> str:
 
 
 def _worth_a_retry(exc: Exception) -> bool:
-    """Everything that a network or a store may do is tried again; a mistake in our own call is not."""
-    return not isinstance(exc, (TypeError, ValueError, NotImplementedError, ImportError, IsADirectoryError))
+    """Everything that a network or a store may do is tried again; a bucket that is not there and a mistake in our own call are not."""
+    return _code_of(exc) != _NO_BUCKET and not isinstance(exc, (TypeError, ValueError, NotImplementedError, ImportError, IsADirectoryError))
 
 
 def _modified_s(info: Mapping[str, Any]) -> float:

@@ -44,8 +44,11 @@ def etag_of_file(path: Path, part_bytes: int) -> str:
 
 
 def s3_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """s3fs options with time limits; the caller's own values win."""
+    """s3fs options with time limits; the caller's own values win.
+
+    One try only: a hidden retry of a create-only put whose reply was lost would look as if another writer had won.
+    """
     merged = dict(options)
-    config = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 1, "mode": "standard"}}
+    config = {"connect_timeout": 10, "read_timeout": 60, "retries": {"total_max_attempts": 1, "mode": "standard"}}
     merged["config_kwargs"] = {**config, **dict(options.get("config_kwargs") or {})}
     return merged

@@ -1,7 +1,8 @@
 """Checkpoints that deserve trust: staged, committed, proven, rotated."""
 
+from mem_core.runtime.checkpoint_manager.background_mirror import BackgroundMirror, MirrorState
 from mem_core.runtime.checkpoint_manager.manager import CheckpointManager
-from mem_core.runtime.checkpoint_manager.mirror import BackgroundMirror, Mirror, MirrorState
+from mem_core.runtime.checkpoint_manager.mirror import Mirror
 from mem_core.runtime.checkpoint_manager.pickle_scan import DEFAULT_ALLOWED_GLOBALS, scan_torch_file
 from mem_core.runtime.checkpoint_manager.restore import restore_from_mirror, resume_point
 from mem_core.runtime.checkpoint_manager.rotation import plan_rotation

@@ -1,15 +1,13 @@
 """Copies of validated checkpoints in a remote store: uploaded file by file, each proven, manifest last; never on the training path."""
 
 import json
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mem_core.domain.checkpoint import MANIFEST_NAME, SIGNATURE_NAME, CheckpointManifest, CheckpointVerdict
 from mem_core.domain.errors import InternalError, RunHeld, StoreUnavailable
-from mem_core.domain.events import Event, Noted
+from mem_core.domain.events import Event
 from mem_core.domain.request import CheckpointSection
 from mem_core.infrastructure.storage.port import AlreadyExists, KeyMissing, Store
 from mem_core.runtime.checkpoint_manager.manifest_codec import decode_manifest, sha256_hex
@@ -26,15 +24,6 @@ from mem_core.runtime.checkpoint_manager.remote_layout import (
     upload_prefix,
 )
 from mem_core.runtime.checkpoint_manager.rotation import plan_rotation
-
-
-@dataclass(frozen=True)
-class MirrorState:
-    """How far the mirror is. `behind` are steps that wait or failed and are tried again with the next push."""
-
-    newest_step: int | None = None
-    behind: tuple[int, ...] = ()
-    last_error: str = ""
 
 
 class Mirror:
@@ -76,7 +65,7 @@ class Mirror:
         if run.attempts and run.attempts[-1] > self._attempt:
             raise self._held(run.attempts[-1])
         if self._attempt not in run.attempts:
-            seen = believable(run, self._baselines(run))
+            seen = self._trusted(run)
             try:
                 self._store.create(attempt_key(self._run_id, self._attempt), encode_baseline(self._attempt, seen, self._clock()))
             except AlreadyExists as exc:
@@ -113,7 +102,7 @@ class Mirror:
     def available(self) -> tuple[Upload, ...]:
         """Uploads to restore from, best first: newest to oldest, those marked for deletion last."""
         run = self._look()
-        trusted = believable(run, self._baselines(run))
+        trusted = self._trusted(run)
         return tuple(sorted(trusted, key=lambda upload: (upload not in run.marks, upload), reverse=True))
 
     def rotate(self) -> tuple[Upload, ...]:
@@ -123,7 +112,7 @@ class Mirror:
         """
         self._refuse_if_stale()
         run = self._look()
-        trusted = believable(run, self._baselines(run))
+        trusted = self._trusted(run)
         keep = self._to_keep(trusted)
         doomed = [
             upload for upload in run.keys if upload not in keep and upload.attempt <= self._attempt and not self._in_progress(upload, run)
@@ -137,6 +126,7 @@ class Mirror:
                 self._refuse_if_stale()
                 self._delete(upload, run)
                 deleted.append(upload)
+        self._tidy(run)
         return tuple(deleted)
 
     def orphans(self) -> tuple[str, ...]:
@@ -168,8 +158,15 @@ class Mirror:
     def _look(self) -> RemoteRun:
         return sort_keys(self._run_id, self._store.list(self._run_id))
 
-    def _baselines(self, run: RemoteRun) -> dict[int, frozenset[str]]:
-        return {attempt: decode_baseline(self._store.read(attempt_key(self._run_id, attempt))) for attempt in run.attempts}
+    def _trusted(self, run: RemoteRun) -> tuple[Upload, ...]:
+        if not run.attempts:
+            return run.complete
+        key = attempt_key(self._run_id, run.attempts[-1])
+        try:
+            return believable(run, decode_baseline(self._store.read(key)))
+        except ValueError as exc:
+            raise StoreUnavailable(f"{key} in {self._store.url} is damaged ({exc})", field="checkpoint.mirror",
+                                   remedy="Delete that object to trust every complete checkpoint of the mirror.") from exc  # fmt: skip
 
     def _to_keep(self, trusted: tuple[Upload, ...]) -> frozenset[Upload]:
         newest_of_step = {upload.step: upload for upload in trusted}  # ascending: the last attempt wins
@@ -198,6 +195,14 @@ class Mirror:
             self._store.delete(key)
         self._store.delete(mark_key(self._run_id, upload))
 
+    def _tidy(self, run: RemoteRun) -> None:
+        """Remove marks of what is gone, and records of attempts before the newest, which alone is read."""
+        for upload in run.marks:
+            if upload not in run.keys:
+                self._store.delete(mark_key(self._run_id, upload))
+        for attempt in run.attempts[:-1]:
+            self._store.delete(attempt_key(self._run_id, attempt))
+
     def _refuse_if_stale(self) -> None:
         self._fence()
         attempts = self._look().attempts
@@ -211,79 +216,3 @@ class Mirror:
             value=self._attempt,
             remedy="Let the newer attempt go on, or start again to get a newer one.",
         )
-
-
-class BackgroundMirror:
-    """Pushes in one thread, newest first wanted: at most one upload in flight and one waiting. Never raises into training."""
-
-    def __init__(self, mirror: Mirror, emit: Callable[[Event], None]) -> None:
-        self._mirror, self._emit = mirror, emit
-        self._changed = threading.Condition()
-        self._waiting: tuple[int, Path] | None = None
-        self._running: tuple[int, Path] | None = None
-        self._state = MirrorState()
-        self._closing = False
-        self._thread: threading.Thread | None = None
-
-    def submit(self, step: int, folder: Path) -> None:
-        """Mirror this validated checkpoint soon. One that still waits is passed over in favour of this newer one (said in the journal)."""
-        with self._changed:
-            if self._waiting is not None:
-                self._emit(Noted(text=f"mirror is behind: step {self._waiting[0]} is passed over for step {step}"))
-            self._waiting = (step, folder)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="mem-mirror", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
-
-    def held(self) -> frozenset[int]:
-        """Steps whose local copy must stay until the remote is proven: give this to the manager."""
-        with self._changed:
-            return frozenset(item[0] for item in (self._waiting, self._running) if item is not None)
-
-    def state(self) -> MirrorState:
-        """How far the mirror is."""
-        with self._changed:
-            behind = tuple(sorted(item[0] for item in (self._waiting, self._running) if item is not None))
-            return replace(self._state, behind=behind)
-
-    def drain(self, timeout_s: float) -> bool:
-        """Wait until nothing is in flight or waiting. False if time ran out."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._waiting is None and self._running is None, timeout_s)
-
-    def close(self, timeout_s: float) -> bool:
-        """Finish what waits, within the time, then end the thread. False if something was left behind."""
-        finished = self.drain(timeout_s)
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        if self._thread is not None and finished:
-            self._thread.join(timeout_s)
-        return finished
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting is not None or self._closing)
-                if self._closing:
-                    return
-                self._running, self._waiting = self._waiting, None
-                step, folder = self._running or (0, Path())
-            error = self._try(step, folder)
-            with self._changed:
-                self._running = None
-                newest = self._state.newest_step if error else step
-                self._state = MirrorState(newest_step=newest, last_error=error)
-                self._changed.notify_all()
-
-    def _try(self, step: int, folder: Path) -> str:
-        """One push and one rotation; returns what went wrong, which is told and never raised."""
-        try:
-            self._mirror.push(folder)
-            self._emit(Noted(text=f"step {step} mirrored to {self._mirror.url}"))
-            self._mirror.rotate()
-        except (StoreUnavailable, RunHeld, InternalError, OSError, ValueError) as exc:
-            self._emit(Noted(text=f"step {step} was not mirrored, training goes on: {exc}"))
-            return str(exc)
-        return ""

@@ -94,11 +94,14 @@ def sort_keys(run_id: str, objects: Iterable[ObjectStat]) -> RemoteRun:
     )
 
 
-def believable(run: RemoteRun, baselines: Mapping[int, frozenset[str]]) -> tuple[Upload, ...]:
-    """Complete uploads that no newer attempt had shut out; ascending. `baselines`: attempt -> names of the uploads that it saw."""
-    return tuple(
-        upload for upload in run.complete if all(upload.name in seen for attempt, seen in baselines.items() if attempt > upload.attempt)
-    )
+def believable(run: RemoteRun, seen: frozenset[str]) -> tuple[Upload, ...]:
+    """Complete uploads that were not published by an attempt that had been shut out; ascending.
+
+    `seen`: names of the uploads that the newest attempt believed when it began; what older attempts added later is not among them. The
+    newest record is enough, since each attempt believes only what the one before it did.
+    """
+    newest = run.attempts[-1] if run.attempts else 0
+    return tuple(upload for upload in run.complete if upload.attempt >= newest or upload.name in seen)
 
 
 def encode_baseline(attempt: int, uploads: Iterable[Upload], now_unix_s: float) -> bytes:
@@ -108,11 +111,11 @@ def encode_baseline(attempt: int, uploads: Iterable[Upload], now_unix_s: float) 
 
 
 def decode_baseline(data: bytes) -> frozenset[str]:
-    """Names of the uploads that an attempt saw. An unreadable record shuts everything older out: the safe side."""
+    """Names of the uploads that an attempt believed when it began. Raises ValueError if the record is damaged."""
     try:
         return frozenset(str(name) for name in json.loads(data)["seen"])
-    except (ValueError, KeyError, TypeError):
-        return frozenset()
+    except (KeyError, TypeError) as exc:
+        raise ValueError("not a record of an attempt") from exc
 
 
 def _parse(step_name: str, upload_name: str) -> Upload | None:
