@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from mem_core.core.environment_doctor import EnvironmentDoctor, error_of
 from mem_core.core.goodput import GoodputLedger
+from mem_core.core.local_policy_engine import LocalPolicyEngine
 from mem_core.core.state_manager import RunRecord, StateManager, reconcile
 from mem_core.domain.checkpoint import CheckpointExpectation, TrainingPosition
 from mem_core.domain.environment import EnvironmentReport
@@ -20,6 +21,7 @@ from mem_core.infrastructure.machine_model import read_model_numbers
 from mem_core.infrastructure.machine_store import is_remote, local_path
 from mem_core.infrastructure.planner.background import BackgroundAdvice
 from mem_core.infrastructure.planner.build import build_planner
+from mem_core.infrastructure.request_errors import refuse_passwords
 from mem_core.infrastructure.settings import Settings, child_environment
 from mem_core.infrastructure.telemetry.progress import NoProgress
 from mem_core.infrastructure.telemetry.progress import Progress as ProgressPort
@@ -54,6 +56,8 @@ class RunDraft:
     data: PreparedData | None = None
     model: ModelFacts | None = None
     session: RunSession | None = None
+    policy: LocalPolicyEngine | None = None
+    planner: BackgroundAdvice | None = None
 
 
 def draft_run(request: RuntimeRequest, progress: ProgressPort | None = None, settings: Settings | None = None) -> RunDraft:
@@ -75,12 +79,28 @@ def examine(draft: RunDraft) -> EnvironmentReport:
     Raises:
         MemError: the first failing kind in the order of the exit codes.
     """
+    check_policy(draft)
     report = examine_only(draft.request, draft.settings)
     draft.environment = report
     error = error_of(report)
     if error is not None:
         raise error
     return report
+
+
+def check_policy(draft: RunDraft) -> None:
+    """Build planner and policy engine before anything is written, so that a mistake in them, or a secret, leaves no trace.
+
+    Raises:
+        RequestError: planner or policy file cannot be used, or a URL of the request carries a password.
+    """
+    refuse_passwords(draft.request.model_dump(mode="json"))
+    draft.policy = policy_engine(draft.request.policy.file)
+    section = draft.request.policy.planner
+    if section.kind != "none":
+        key = draft.settings.secret(section.api_key_env) if section.api_key_env else None
+        planner = build_planner(section, default_base_url=draft.settings.planner_base_url, api_key=key)
+        draft.planner = BackgroundAdvice(planner)
 
 
 def examine_only(request: RuntimeRequest, settings: Settings) -> EnvironmentReport:
@@ -104,7 +124,7 @@ def acquire(draft: RunDraft) -> StateManager:
         _refuse_other_machine(record, environment)
     draft.state.start_attempt(None, note=f"{environment.device}, {environment.dtype}: {environment.device_reason}")
     draft.state.emit(DoctorReported(report=environment))
-    draft.server = _EARLY.pop(draft.request.run_id, None) or _fork_server(draft.request, draft.settings, environment)
+    draft.server = draft.server or _EARLY.pop(draft.request.run_id, None) or _fork_server(draft.request, draft.settings, environment)
     draft.server.log_into(draft.state.folder / "logs")
     return draft.state
 
@@ -188,14 +208,7 @@ def _wire(draft: RunDraft, record: RunRecord) -> RunSession:
         stop=draft.stop,
         highest_step=highest_step,
     )
-    section = request.policy.planner
-    planner = None
-    if section.kind != "none":
-        key = draft.settings.secret(section.api_key_env) if section.api_key_env else None
-        planner = BackgroundAdvice(build_planner(section, default_base_url=draft.settings.planner_base_url, api_key=key))
-    advice = AdviceService(
-        request, environment, state, policy_engine(request.policy.file), record.default_plan, planner, state.folder / "metrics"
-    )
+    advice = AdviceService(request, environment, state, _known(draft.policy), record.default_plan, draft.planner, state.folder / "metrics")
     return RunSession(
         request=request, environment=environment, state=state, server=server, segments=segments, checkpoints=checkpoints,
         validator=validator, advice=advice, progress=draft.progress, stop=draft.stop, failures_without_progress=failures,

@@ -13,6 +13,7 @@ from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.telemetry.progress import Progress
 from mem_core.runtime.session.checkpoint_service import SaveResult
 from mem_core.runtime.session.run_session import RetrySegment, RunSession
+from mem_core.runtime.worker_group.processes import ForkServer
 
 BeforeSegment = Callable[[RunSession, Train], None]
 
@@ -24,12 +25,15 @@ def drive(
     prepared: Callable[[RunDraft], None] = lambda draft: None,
     progress: Progress | None = None,
     settings: Settings | None = None,
+    server: ForkServer | None = None,
 ) -> RunResult:
     """Run one attempt to its end and return the result; errors pass through after everything was closed.
 
-    `prepared` sees the draft once it is wired, `before_segment` each segment before it trains: tests hook in there.
+    `prepared` sees the draft once it is wired, `before_segment` each segment before it trains: tests hook in there. A `server`
+    that is given is used and left running, so that many tests pay for the heavy imports once.
     """
     draft = bootstrap.draft_run(request, progress, settings)
+    draft.server = BorrowedServer.of(server) if server is not None else None
     error: BaseException | None = None
     try:
         bootstrap.examine(draft)
@@ -44,6 +48,20 @@ def drive(
     finally:
         _close(draft, error)
     return draft.session.result()
+
+
+class BorrowedServer(ForkServer):
+    """Somebody else's fork server: forks from it, never ends it."""
+
+    @classmethod
+    def of(cls, server: ForkServer) -> "BorrowedServer":
+        """A view of `server`."""
+        view = cls.__new__(cls)
+        view.__dict__.update(server.__dict__)
+        return view
+
+    def close(self) -> None:
+        """Left to the owner."""
 
 
 def _close(draft: RunDraft, error: BaseException | None) -> None:
