@@ -2,9 +2,12 @@
 
 import gc
 import os
+import random
+import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,6 +102,43 @@ def test_a_checkpoint_that_vanishes_under_rotation_is_no_error(tmp_path: Path) -
     proven(manager, 1, 2)
     manager.rotate()
     assert [info.step for info in manager.listing()] == [2]
+
+
+CHILD = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_checkpoint_manager import Run, draft, stage
+manager = Run(Path(sys.argv[1])).attempt(int(sys.argv[3]), section={"keep_last": 2})
+newest = manager.newest_valid()
+step = newest.step if newest else 0
+while True:
+    step += 1
+    manager.commit(step, stage(manager, step), draft(step))
+    print(step, flush=True)
+    manager.validate(step)
+    manager.rotate()
+"""
+
+
+@pytest.mark.parametrize("kills", [8, pytest.param(50, marks=pytest.mark.slow)])
+def test_kill_at_random_moments_of_saving(tmp_path: Path, kills: int) -> None:
+    """SIGKILL of a real process that only saves: each successor resumes at or after the last step that was told committed."""
+    rng = random.Random(kills)
+    run = Run(tmp_path / "demo")
+    for attempt in range(1, kills + 1):
+        arguments = [sys.executable, "-c", CHILD, str(run.folder), str(Path(__file__).parents[1] / "unit"), str(attempt)]
+        with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            told = [child.stdout.readline()]
+            time.sleep(rng.random() * 0.3)
+            child.kill()
+            told += child.stdout.read().splitlines()
+        newest = run.attempt(attempt + 1_000).newest_valid(recheck=True)
+        shutil.rmtree(run.folder / "staging")  # the checking attempt's own, which would shut the next child out
+        assert newest is not None
+        assert newest.step >= int(told[-1])
+    assert len(list((run.folder / "checkpoints").iterdir())) <= 4
 
 
 def test_commit_while_another_is_judged(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The manager on a real folder with a scripted validator: commit, verdict, fall-back, rotation, takeover."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -396,3 +397,35 @@ def test_signature_is_demanded_when_there_is_a_key(run: Run) -> None:
     assert run.attempt(2, signature_key=b"right").newest_valid() is not None
     with pytest.raises(NoValidCheckpoint, match="signature"):
         run.attempt(3, signature_key=b"wrong").newest_valid()
+
+
+def test_close_leaves_no_staging_and_may_be_followed_by_more(run: Run) -> None:
+    manager = run.attempt()
+    proven(manager, 1)
+    stage(manager, 2)
+    manager.close()
+    assert list((run.folder / "staging").iterdir()) == []
+    proven(manager, 2)
+
+
+@pytest.mark.parametrize("name", ["../escape.pt", "/etc/passwd", "a/../../escape.pt", "manifest.json", "..\\escape.pt", "a\0b"])
+def test_manifest_that_points_out_of_its_folder_is_refused(run: Run, name: str) -> None:
+    """Re-signed with a right digest of its own: the names themselves are what is refused."""
+    manager = run.attempt()
+    save(manager, 1)
+    path = manager.path_of(1) / "manifest.json"
+    body = json.loads(path.read_bytes())
+    body["files"][0]["path"] = name
+    body["manifest_sha256"] = ""
+    body["manifest_sha256"] = sha256_hex(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
+    path.write_bytes(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
+    verdict = manager.validate(1)
+    assert not verdict.valid
+    assert "inside the checkpoint folder" in verdict.reasons[0]
+
+
+def test_what_plain_json_cannot_say_is_refused_at_commit(run: Run) -> None:
+    manager = run.attempt()
+    for extra in ({"loss": float("nan")}, {"path": object()}):
+        with pytest.raises(InternalError, match="plain JSON"):
+            save(manager, 1, extra=extra)

@@ -153,6 +153,13 @@ class CheckpointManager:
         with self._writing():
             self._area.empty_trash()
 
+    def close(self) -> None:
+        """Leave no staging behind: the run is over, or this attempt gives up. Never raises for what cannot be removed."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._opened:
+                self._opened = False
+                remove_tree(self._disk, self._area.folder)
+
     # -- validation ---------------------------------------------------------------------------------------------------------------
 
     def validate(self, step: int, level: Level | None = None) -> CheckpointVerdict:
