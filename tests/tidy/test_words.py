@@ -1,0 +1,70 @@
+"""Words that people rely on: README's commands work, no file names a machine, every requirement has a tested version."""
+
+import re
+import shlex
+import tomllib
+
+import pytest
+from source_tree import ROOT, tracked_files
+
+from flows.cli import build_parser
+
+MACHINE_PATHS = re.compile("/" + r"(work|root)/")
+BINARY = (".png", ".npz", ".pt", ".bin", ".parquet", ".gz")
+BLOCK = re.compile(r"^```(?:sh|bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SHELL_WORDS = {"git", "cd", "kill", "sleep", "export"}
+
+
+def readme_commands() -> list[list[str]]:
+    """Every command of README's shell blocks as words, comments left out."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = [line for block in BLOCK.findall(text) for line in block.splitlines()]
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("words", readme_commands(), ids=" ".join)
+def test_every_command_of_the_readme_exists(words: list[str]) -> None:
+    if words[0] == "make":
+        assert set(words[1:]) <= make_targets()
+    elif words[0] in ("mem", ".venv/bin/mem"):
+        arguments = build_parser().parse_args([word for word in words[1:] if word != "&"])
+        request = getattr(arguments, "request", None)
+        assert request is None or (ROOT / request).is_file(), f"{request} is not in the repository"
+    else:
+        assert words[0] in SHELL_WORDS
+
+
+def test_the_readme_has_the_two_commands_of_a_newcomer() -> None:
+    commands = [" ".join(words) for words in readme_commands()]
+    assert "make demo" in commands
+    assert "make test" in commands
+
+
+def test_no_tracked_file_names_a_place_on_one_machine() -> None:
+    found = []
+    for name in tracked_files():
+        if not name.endswith(BINARY):
+            text = (ROOT / name).read_text(encoding="utf-8", errors="replace")
+            found += [f"{name}:{text.count(chr(10), 0, match.start()) + 1}" for match in MACHINE_PATHS.finditer(text)]
+    assert found == []
+
+
+def _names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[\[<>=!~; ]", requirement, maxsplit=1)[0].lower().replace("_", "-") for requirement in requirements}
+
+
+def test_every_requirement_has_a_tested_version_and_no_address() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line)] == [], "exact versions, no local ones"
+    asked = _names(project["dependencies"]) | _names(project["optional-dependencies"]["dev"])
+    assert asked - _names(lines) == set()
+
+
+def test_ci_runs_what_people_run() -> None:
+    assert (ROOT / ".ci" / "run").read_text().rstrip().endswith("make test")
+    assert {"setup", "demo", "test", "test-all", "lint", "bench"} <= make_targets()
