@@ -1,7 +1,7 @@
 """The composition root: the one place where parts are wired into a run. Importing it acts on nothing."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -56,13 +56,23 @@ class RunDraft:
     data: PreparedData | None = None
     model: ModelFacts | None = None
     session: RunSession | None = None
+    on_built: str = ""
     policy: LocalPolicyEngine | None = None
     planner: BackgroundAdvice | None = None
 
 
 def draft_run(request: RuntimeRequest, progress: ProgressPort | None = None, settings: Settings | None = None) -> RunDraft:
     """Begin to open a run; nothing is touched yet."""
-    return RunDraft(request, settings or Settings.from_environment(), progress or NoProgress(), StopFlag(), GoodputLedger())
+    settings = settings or Settings.from_environment()
+    return RunDraft(request, settings, progress or NoProgress(), StopFlag(), GoodputLedger(), on_built=next(iter(_ON_BUILT), ""))
+
+
+_ON_BUILT: list[str] = []
+
+
+def compose_workers(on_built: str) -> None:
+    """Runs drafted by this process from now on call `module:function` with each rank's runner once it is built (see WorkerSpec)."""
+    _ON_BUILT[:] = [on_built] if on_built else []
 
 
 def live_root(request: RuntimeRequest, settings: Settings) -> Path:
@@ -196,7 +206,7 @@ def _wire(draft: RunDraft, record: RunRecord) -> RunSession:
     failures, highest_step = folded_limits(state)
     segments = SegmentService(
         server=server,
-        spec=_worker_spec(request, environment, data, record),
+        spec=replace(_worker_spec(request, environment, data, record), on_built=draft.on_built),
         state=state,
         checkpoints=checkpoints,
         ledger=draft.ledger,

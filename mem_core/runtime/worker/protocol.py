@@ -31,6 +31,7 @@ class WorkerSpec:
     board_path: str
     default_plan: MemoryPlan
     deadline_s: float = 600.0
+    on_built: str = ""
 
 
 @dataclass(frozen=True)
