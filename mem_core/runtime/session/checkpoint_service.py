@@ -1,7 +1,7 @@
 """From a snapshot on its way to disk to a published verdict: the part of a segment that runs while the next one trains."""
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mem_core.domain.checkpoint import CheckpointDraft, CheckpointVerdict, TrainingPosition
@@ -26,6 +26,7 @@ class PendingSave:
     done: SegmentDone
     versions: dict[str, str]
     data_fingerprint: str
+    parameters: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,7 @@ class CheckpointService:
         return CheckpointDraft(
             position=save.done.position,
             weights_digest=self._digest,
+            parameters=save.parameters,
             versions=save.versions,
             data_fingerprint=save.data_fingerprint,
         )
