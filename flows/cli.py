@@ -4,9 +4,10 @@ import argparse
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 
-from mem_core.domain.errors import InternalError, MemError
+from mem_core.domain.errors import InternalError, Interrupted, MemError
 from mem_core.domain.run import RunResult
 
 
@@ -71,6 +72,13 @@ def main(argv: list[str] | None = None) -> None:
         code = report_error(exc, arguments.json)
     except BrokenPipeError:
         code = 0
+    except KeyboardInterrupt:
+        stopped = Interrupted("stopped at once", remedy="The same command starts it again or goes on with it.")
+        code = report_error(stopped, arguments.json)
+    except Exception as exc:  # noqa: BLE001 - the last edge: whatever it is becomes exit 70 with its text
+        traceback.print_exc()
+        bug = InternalError(f"{type(exc).__name__}: {exc}", remedy="Report this as a bug with the lines above.")
+        code = report_error(bug, arguments.json)
     sys.stdout.flush()
     sys.stderr.flush()
     # Prefect's exit handlers wait seconds per queued event when its server is gone; everything of ours is flushed by now.

@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 from flows.cli import print_result
@@ -11,6 +12,7 @@ from flows.embedded_server import EmbeddedServer
 from flows.report_commands import run_status
 from mem_core.bootstrap import close_early_fork_server, early_fork_server, examine_only, live_root
 from mem_core.core.environment_doctor import error_of
+from mem_core.core.state_manager import RunRecord, reconcile
 from mem_core.domain.errors import InternalError, Interrupted, MemError
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
@@ -27,6 +29,11 @@ def train(path: str, overrides: list[str], as_json: bool) -> int:
     """
     request = load_request(path, overrides)
     settings = Settings.from_environment()
+    finished = result_if_finished(live_root(request, settings) / request.run_id, request)
+    if finished is not None:
+        print(f"mem: run {request.run_id} is complete; nothing is to be done. More training.max_steps go on with it.", file=sys.stderr)
+        print_result(finished, as_json)
+        return 0
     report = examine_only(request, settings)
     error = error_of(report)
     if error is not None:
@@ -46,6 +53,22 @@ def train(path: str, overrides: list[str], as_json: bool) -> int:
             server.close()
     print_result(result, as_json)
     return code
+
+
+def result_if_finished(folder: Path, request: RuntimeRequest) -> RunResult | None:
+    """The result of a run that has already done what is asked, from its journal; None where something is left to do.
+
+    Raises:
+        RequestError: the run was born with other values.
+    """
+    if not (folder / "run.json").is_file() or not (folder / "journal").is_dir():
+        return None
+    record = RunRecord.model_validate_json((folder / "run.json").read_bytes())
+    reconcile(record.request, request)
+    result = run_status(folder)
+    if result.status != "completed" or result.applied_steps < request.training.max_steps:
+        return None
+    return result.model_copy(update={"device": record.device, "run_folder": str(folder.absolute())})
 
 
 def _configure_client(url: str) -> None:
@@ -86,7 +109,7 @@ def _drive(request: RuntimeRequest, progress: ProgressDisplay, settings: Setting
     raise InternalError("the flow ended in no known state", remedy="Report this as a bug.")
 
 
-def _result_of(folder: Any, error: MemError) -> tuple[RunResult, int]:
+def _result_of(folder: Path, error: MemError) -> tuple[RunResult, int]:
     """The journal's result of a run that did not complete, with the error said aloud."""
     print(f"mem: {error}", file=sys.stderr)
     try:
