@@ -53,6 +53,11 @@ def _checkpoint_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser
     group = verbs.add_parser("checkpoints", help="list or verify a run's checkpoints").add_subparsers(dest="action", required=True)
     for name, text in (("list", "every checkpoint and its verdict"), ("verify", "read and hash everything; exit 74 if anything is bad")):
         _run_verb(group, name, text)
+    export = _run_verb(group, "export", "a proven checkpoint as a Hugging Face folder")
+    export.add_argument("--step", type=int, default=None, help="which one; default the newest valid")
+    export.add_argument("--output", type=Path, default=None, metavar="FOLDER", help="default RUN/export/step-N")
+    for name, text in (("pin", "keep a checkpoint for ever"), ("unpin", "let rotation decide again")):
+        _run_verb(group, name, text).add_argument("--step", type=int, required=True, help="step of the checkpoint")
 
 
 def _policy_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -106,14 +111,32 @@ def run_verb(arguments: argparse.Namespace) -> int:
 
             return doctor(arguments.request, arguments.overrides, arguments.json)
         case "checkpoints":
-            from flows.checkpoint_commands import list_checkpoints, verify_checkpoints
-
-            action = list_checkpoints if arguments.action == "list" else verify_checkpoints
-            return action(run_folder(arguments.run, arguments.store), arguments.json)
+            return _checkpoints(arguments)
         case "policy":
             return _policy(arguments)
         case _:
             return _inspect(arguments)
+
+
+def _checkpoints(arguments: argparse.Namespace) -> int:
+    folder = run_folder(arguments.run, arguments.store)
+    match arguments.action:
+        case "export":
+            from flows.export_command import export_checkpoint
+
+            return export_checkpoint(folder, arguments.step, arguments.output, arguments.json)
+        case "pin" | "unpin":
+            from flows.export_command import pin_checkpoint
+
+            return pin_checkpoint(folder, arguments.step, arguments.action == "pin")
+        case "list":
+            from flows.checkpoint_commands import list_checkpoints
+
+            return list_checkpoints(folder, arguments.json)
+        case _:
+            from flows.checkpoint_commands import verify_checkpoints
+
+            return verify_checkpoints(folder, arguments.json)
 
 
 def _policy(arguments: argparse.Namespace) -> int:
