@@ -100,7 +100,7 @@ class Snapshot:
     def write_files(self) -> dict[str, Any]:
         """Write everything; returns the reply's fields."""
         for state, path in self._files:
-            torch.save(_compact(state), path)
+            torch.save(_compact(state, {}), path)
         digest = self._weights_digest or (weights_digest(self._digest_tensors) if self._digest_tensors else "")
         return {"weights_digest": digest}
 
@@ -151,15 +151,20 @@ def _child_main(parent_pid: int, write_fd: int, snapshot: Snapshot) -> None:
         os._exit(code)
 
 
-def _compact(value: Any) -> Any:
-    """Clone tensors that view a larger buffer, since torch.save writes whole storages."""
+def _compact(value: Any, clones: dict[tuple[Any, ...], torch.Tensor]) -> Any:
+    """Clone tensors that view a larger buffer, since torch.save writes whole storages; tied weights stay one tensor."""
     if isinstance(value, torch.Tensor):
-        own = value.untyped_storage().nbytes() == value.numel() * value.element_size()
-        return value if own else value.detach().clone()
+        storage = value.untyped_storage()
+        if storage.nbytes() == value.numel() * value.element_size():
+            return value
+        key = (storage.data_ptr(), value.storage_offset(), value.shape, value.stride(), value.dtype)
+        if key not in clones:
+            clones[key] = value.detach().clone()
+        return clones[key]
     if type(value) in (dict, OrderedDict):
-        return type(value)((key, _compact(item)) for key, item in value.items())
+        return type(value)((key, _compact(item, clones)) for key, item in value.items())
     if type(value) in (list, tuple):
-        return type(value)(_compact(item) for item in value)
+        return type(value)(_compact(item, clones) for item in value)
     return value
 
 
