@@ -38,11 +38,11 @@ class TrainingPosition(Value):
     applied_steps: int = Field(ge=0)
     batch_index: int = Field(ge=0)
     skipped_batches: tuple[int, ...] = ()
-    tokens: int = Field(0, ge=0)
+    tokens: int = Field(default=0, ge=0)
     trajectory_digest: str = ""
     hyperparams: Hyperparams = Hyperparams()
     hyperparams_history: tuple[tuple[int, Hyperparams], ...] = Field(
-        (), description="(first batch index, values) of every segment so far where they changed."
+        default=(), description="(first batch index, values) of every segment so far where they changed."
     )
     memory_plan_changes: tuple[MemoryPlanChange, ...] = ()
 
@@ -58,7 +58,7 @@ class CheckpointManifest(Value):
     zero_stage: int = Field(ge=0, le=3)
     position: TrainingPosition
     weights_digest: str = ""
-    parameters: dict[str, tuple[int, ...]] = Field({}, description="Name -> shape of each trained parameter.")
+    parameters: dict[str, tuple[int, ...]] = Field(default={}, description="Name -> shape of each trained parameter.")
     request_sha256: str = ""
     data_fingerprint: str = ""
     versions: dict[str, str] = {}
@@ -104,7 +104,7 @@ class CheckpointVerdict(Value):
     valid: bool
     reasons: tuple[str, ...] = ()
     weights_bad: bool = Field(
-        False, description="The weights themselves are bad (not finite, unchanged): roll back instead of saving again."
+        default=False, description="The weights themselves are bad (not finite, unchanged): roll back instead of saving again."
     )
     manifest_sha256: str
     weights_digest: str = ""

@@ -14,12 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-from test_checkpoint_manager import SHARDS, Run, draft, proven, save, stage
-
 from mem_core.domain.errors import StoreUnavailable
 from mem_core.domain.events import Noted
 from mem_core.infrastructure.storage.disk import OsDisk
+from mem_core.testing.checkpoint_run import SHARDS, Run, draft, proven, save, stage
 
 
 @pytest.fixture
@@ -107,9 +105,8 @@ def test_a_checkpoint_that_vanishes_under_rotation_is_no_error(tmp_path: Path) -
 CHILD = """
 import sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-from test_checkpoint_manager import Run, draft, stage
-manager = Run(Path(sys.argv[1])).attempt(int(sys.argv[3]), section={"keep_last": 2})
+from mem_core.testing.checkpoint_run import Run, draft, stage
+manager = Run(Path(sys.argv[1])).attempt(int(sys.argv[2]), section={"keep_last": 2})
 newest = manager.newest_valid()
 step = newest.step if newest else 0
 while True:
@@ -127,7 +124,7 @@ def test_kill_at_random_moments_of_saving(tmp_path: Path, kills: int) -> None:
     rng = random.Random(kills)
     run = Run(tmp_path / "demo")
     for attempt in range(1, kills + 1):
-        arguments = [sys.executable, "-c", CHILD, str(run.folder), str(Path(__file__).parents[1] / "unit"), str(attempt)]
+        arguments = [sys.executable, "-c", CHILD, str(run.folder), str(attempt)]
         with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
             assert child.stdout is not None
             told = [child.stdout.readline()]
@@ -147,7 +144,7 @@ def test_commit_while_another_is_judged(tmp_path: Path) -> None:
     run = Run(tmp_path / "demo")
 
     def slow(*arguments: object) -> object:
-        from test_checkpoint_manager import judge_bytes
+        from mem_core.testing.checkpoint_run import judge_bytes
 
         entered.set()
         assert go_on.wait(30)

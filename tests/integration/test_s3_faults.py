@@ -1,7 +1,6 @@
 """Mirroring to S3 over HTTP with one fault at every call: it completes, what is there is valid, and nothing else is there."""
 
 import shutil
-import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,15 +12,13 @@ import pytest
 from faulty_s3_proxy import FAULTS, Fault, Proxy
 from moto.server import ThreadedMotoServer
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-from test_checkpoint_manager import SHARDS, Run, proven
-
 from mem_core.domain.checkpoint import checkpoint_name
 from mem_core.domain.errors import StoreUnavailable
 from mem_core.domain.request import CheckpointSection
 from mem_core.infrastructure.storage.fsspec_store import FsspecStore
 from mem_core.infrastructure.storage.retrying import RetryPolicy
 from mem_core.runtime.checkpoint_manager import Mirror, resume_point
+from mem_core.testing.checkpoint_run import SHARDS, Run, proven
 
 pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.timeout(600)]
 SECRET = "dummy-secret-for-tests"

@@ -18,6 +18,7 @@ from test_commit_crash_points import History, Protocol, content, fresh_disk, ope
 from mem_core.domain.checkpoint import CheckpointDraft, CheckpointManifest, TrainingPosition
 from mem_core.domain.errors import RunHeld
 from mem_core.runtime.checkpoint_manager import CheckpointManager
+from mem_core.testing.checkpoint_run import Run, proven
 from mem_core.testing.memory_disk import MemoryDisk
 
 SHARDS = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt")
@@ -117,8 +118,7 @@ def test_a_stopped_attempt_changes_nothing_after_a_newer_one_began(act: Act) -> 
 CHILD = textwrap.dedent("""
     import os, signal, sys
     from pathlib import Path
-    sys.path.insert(0, sys.argv[3])
-    from test_checkpoint_manager import Run, SHARDS, draft, stage
+    from mem_core.testing.checkpoint_run import Run, SHARDS, draft, stage
     from mem_core.infrastructure.storage.disk import OsDisk
 
     CALLS = "write sync_file sync_folder make_folder rename remove_file remove_folder entries kind digest".split()
@@ -158,12 +158,9 @@ def wait_until_stopped(child: subprocess.Popen[bytes]) -> bool:
 
 def stop_and_take_over(tmp_path: Path, point: int) -> int | None:
     """A real process stopped by SIGSTOP at a storage call. Returns its exit code, or None if it had fewer calls."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-    from test_checkpoint_manager import Run, proven
-
     run = Run(tmp_path / f"run-{point}")
     proven(run.attempt(1), 1)
-    arguments = [str(run.folder), str(point), str(Path(__file__).parents[1] / "unit")]
+    arguments = [str(run.folder), str(point)]
     child = subprocess.Popen([sys.executable, "-c", CHILD, *arguments], stderr=subprocess.DEVNULL)
     try:
         if not wait_until_stopped(child):

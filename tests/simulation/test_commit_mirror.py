@@ -2,14 +2,10 @@
 
 import contextlib
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-from test_checkpoint_manager import SHARDS, Run, proven
 
 from mem_core.domain.checkpoint import checkpoint_name
 from mem_core.domain.errors import NoValidCheckpoint, RunHeld, StoreUnavailable
@@ -17,6 +13,7 @@ from mem_core.domain.events import Event, Noted
 from mem_core.domain.request import CheckpointSection
 from mem_core.infrastructure.storage import LocalStore, Store
 from mem_core.runtime.checkpoint_manager import BackgroundMirror, Mirror, restore_from_mirror, resume_point
+from mem_core.testing.checkpoint_run import SHARDS, Run, proven
 from mem_core.testing.interrupted_store import MOMENTS, InterruptedStore, Moment
 from mem_core.testing.memory_disk import Crashed, MemoryDisk
 
