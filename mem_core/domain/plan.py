@@ -33,6 +33,8 @@ class MemoryPlanChange(Value):
     batch_index: int = Field(ge=0)
     plan: MemoryPlan
     reason: str
+    failed_tokens: int = Field(default=0, ge=0, description="Padded tokens of a forward pass that really failed; 0 where none did.")
+    limit_bytes: int = Field(default=0, ge=0, description="The limit that it failed under: growth stays below until that is raised.")
 
 
 class CandidatePlan(Value):

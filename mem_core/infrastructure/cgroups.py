@@ -63,6 +63,22 @@ def read_level(version: _Version, folder: Path, root: Path = Path("/")) -> Cgrou
     return CgroupLevel(name, min(limits, default=None), max(0, (current or 0) - inactive), kills)
 
 
+class KillCounter:
+    """Kills by the kernel's OOM killer in a process's groups since this was made; the process may be gone when it is asked."""
+
+    def __init__(self, pid: int, root: Path = Path("/")) -> None:
+        self._folders = memory_cgroup_folders(pid, root)
+        self._root = root
+        self._before = self._count()
+
+    def kills(self) -> int:
+        """How many more there are now."""
+        return self._count() - self._before
+
+    def _count(self) -> int:
+        return sum(level.oom_kills for level in read_levels(self._folders, self._root))
+
+
 def pids_left(pid: int | Literal["self"] = "self", root: Path = Path("/")) -> int | None:
     """Processes and threads that the tightest pids group still allows; None without a limit."""
     left: list[int] = []

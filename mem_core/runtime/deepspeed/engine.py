@@ -59,12 +59,17 @@ def build_optimizer(model: torch.nn.Module, training: TrainingSection) -> torch.
 class Engine:
     """A DeepSpeed engine behind the few verbs that MEM needs."""
 
-    def __init__(self, model: torch.nn.Module, config: dict[str, Any], training: TrainingSection) -> None:
+    def __init__(
+        self, model: torch.nn.Module, config: dict[str, Any], training: TrainingSection, *, activation_checkpointing: bool = False
+    ) -> None:
         self.num_ranks = torch.distributed.get_world_size()
         self._zero_stage = int(config["zero_optimization"]["stage"])
         self._half = "fp16" in config or "bf16" in config
         self._stage0_norm: float | None = None
+        self._checkpointing = activation_checkpointing
         optimizer = build_optimizer(model, training)
+        self.raw: Any
+        self.optimizer: Any
         self.raw, self.optimizer, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
         self._files = CollectingCheckpointEngine(SAFE_CLASSES)
         self.raw.checkpoint_engine = self._files
@@ -124,6 +129,19 @@ class Engine:
         self.raw.module.zero_grad(set_to_none=True)
         for parameter in self.raw.module.parameters():
             parameter.grad = None
+        if hasattr(self.raw, "_unmanaged_backward_count"):  # counts samples for DeepSpeed's own report, nothing else
+            self.raw._unmanaged_backward_count = 0
+
+    def set_activation_checkpointing(self, wanted: bool) -> None:
+        """Recompute activations in the backward pass from the next forward on, or keep them: the same numbers up to rounding."""
+        if wanted == self._checkpointing:
+            return
+        module = self.raw.module
+        if wanted:
+            module.activation_checkpointing_enable()
+        else:
+            module.activation_checkpointing_disable()
+        self._checkpointing = wanted
 
     def trained_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         """(name, parameter) in name order, wrapper prefixes removed; tied weights come once."""

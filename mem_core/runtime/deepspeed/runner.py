@@ -1,34 +1,39 @@
 """The training loop inside a rank. It decides nothing about the run: it is told a step to reach and says how that went."""
 
 import time
+import traceback
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as functional
 
+from mem_core.core.memory_ladder import MicroBatch, PlanBounds
 from mem_core.domain.checkpoint import TrainingPosition
-from mem_core.domain.plan import Hyperparams, MemoryPlan, plan_at
-from mem_core.domain.segment import Evidence, NonFinite
-from mem_core.runtime.data.collate import Batch, collate
+from mem_core.domain.errors import InternalError
+from mem_core.domain.plan import Hyperparams, MemoryPlan
+from mem_core.domain.segment import Evidence, NonFinite, OutOfMemory
+from mem_core.runtime.adaptive_memory import AdaptiveMemory, RecordEvents, release_free_memory
+from mem_core.runtime.data.collate import collate
 from mem_core.runtime.data.dataset import TokenDataset
 from mem_core.runtime.data.order import sample_ids
 from mem_core.runtime.data.splits import padded_length, split_batch
 from mem_core.runtime.deepspeed.engine import Engine, NonFiniteGradient, initialise_distributed
 from mem_core.runtime.deepspeed.engine_config import engine_config
+from mem_core.runtime.deepspeed.passes import Passes
 from mem_core.runtime.deepspeed.snapshot import Snapshot
 from mem_core.runtime.models.build import build_model
 from mem_core.runtime.schedule import learning_rate
 from mem_core.runtime.step_columns import StepColumns
 from mem_core.runtime.trajectory import Split, chain_step
 from mem_core.runtime.worker.board import Board
+from mem_core.runtime.worker.classify import classify, memory_kind
 from mem_core.runtime.worker.heartbeat import HeartbeatWriter
+from mem_core.runtime.worker.memory_board import MemoryBoard
 from mem_core.runtime.worker.protocol import Saved, SegmentDone, Train, WorkerSpec
 
-LOSS_IGNORE = -100
 RNG_MULTIPLIER = 1_000_003  # a prime: (seed, batch, rank) triples of one run do not collide
+MAX_TRIES_OF_A_BATCH = 64  # the ladder ends long before
 
 
 class NonFiniteStep(ArithmeticError):
@@ -39,10 +44,18 @@ class NonFiniteStep(ArithmeticError):
         self.outcome = outcome
 
 
+class OutOfMemoryStep(MemoryError):
+    """Carries the outcome of a batch that no smaller plan of this engine lets fit."""
+
+    def __init__(self, outcome: OutOfMemory) -> None:
+        super().__init__(outcome.evidence.exception)
+        self.outcome = outcome
+
+
 class DeepSpeedRunner:
     """One rank's engine, data and position. Used again over segments; thrown away with its process after any failure."""
 
-    def __init__(self, spec: WorkerSpec, heartbeat: HeartbeatWriter, board: Board) -> None:
+    def __init__(self, spec: WorkerSpec, heartbeat: HeartbeatWriter, board: Board, record: RecordEvents) -> None:
         self.spec = spec
         self.request = spec.request
         self._heartbeat = heartbeat
@@ -50,32 +63,35 @@ class DeepSpeedRunner:
         self.position = TrainingPosition(applied_steps=0, batch_index=0)
         self._data = TokenDataset.open(Path(spec.data_folder))
         self._device = torch.device(spec.device, 0) if spec.device == "cuda" else torch.device("cpu")
-        self._bucket = partial(padded_length, sequence_length=spec.request.data.sequence_length)
         self._phase = "start"
         self._warm = False
         self.build_s = 0.0
         self.restore_s = 0.0
+        self.memory = AdaptiveMemory(spec, MemoryBoard(board.page, spec.rank, spec.num_ranks), plan_bounds(spec, self._data), record)
 
-    def build(self, folder: str | None, position: TrainingPosition) -> None:
+    def build(self, folder: str | None, position: TrainingPosition, replay_until: int = 0) -> None:
         """Join the process group, build model and engine, take the state of `folder` (None: fresh weights)."""
         started_s = time.monotonic()
         spec = self.spec
         self.beat("start")
         initialise_distributed(spec.rank, spec.num_ranks, spec.device, spec.rendezvous)
-        plan = plan_at(position.memory_plan_changes, position.batch_index, spec.default_plan)
+        plan = self.memory.plan(position)
         model = build_model(
             self.request.model, self.request.data.sequence_length, self.request.training.seed, spec.dtype, plan.activation_checkpointing
         ).to(self._device)
         model.train()
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         config = engine_config(self.request, spec.dtype, plan, position.hyperparams, num_parameters)
-        self.engine = Engine(model, config, self.request.training)
+        self.engine = Engine(model, config, self.request.training, activation_checkpointing=plan.activation_checkpointing)
+        self._passes = Passes(self.engine, self._data, self._device, self.request.data.sequence_length, spec.pad_token_id)
         self.build_s = time.monotonic() - started_s
         self.beat("restore")
         if folder is not None:
             self.engine.load(Path(folder), position, position.hyperparams)
         self.engine.apply(position.hyperparams)
         self.position = position
+        if spec.on_built is not None:
+            spec.on_built(self)
         self.restore_s = time.monotonic() - started_s - self.build_s
         self.beat("idle")
 
@@ -87,7 +103,12 @@ class DeepSpeedRunner:
     @property
     def phase(self) -> str:
         """What the rank is doing, for evidence."""
-        return self._phase
+        return self._passes.phase if self._phase in ("step", "first_step") else self._phase
+
+    @property
+    def micro_batch(self) -> MicroBatch | None:
+        """The forward pass that the rank is in or did last."""
+        return self._passes.micro_batch if self._phase in ("step", "first_step") else None
 
     # -- training -------------------------------------------------------------------------------------------------------
 
@@ -134,12 +155,9 @@ class DeepSpeedRunner:
         ids = sample_ids(training.seed, index, training.global_batch_size, len(self._data))
         lengths = np.asarray(self._data.lengths[ids])
         trained_tokens = int(np.asarray(self._data.trained_tokens[ids]).sum())
-        plan = plan_at(position.memory_plan_changes, index, self.spec.default_plan)
-        split = self._split(lengths, plan)
         rate = learning_rate(training, index) * hyperparams.lr_multiplier
         self.engine.set_learning_rate(rate)
-        torch.default_generator.manual_seed((training.seed * RNG_MULTIPLIER + index) * RNG_MULTIPLIER + self.spec.rank)
-        loss = self._accumulate(split[self.spec.rank], ids, lengths, trained_tokens)
+        loss, split = self._accumulate(ids, lengths, trained_tokens)
         try:
             applied = self.engine.step()
         except NonFiniteGradient as exc:
@@ -154,38 +172,61 @@ class DeepSpeedRunner:
             norm or 0.0, rate, self.position.tokens, 0, step_s,
         )  # fmt: skip
 
-    def _split(self, lengths: np.ndarray, plan: MemoryPlan) -> Split:
-        return split_batch(lengths, self.spec.num_ranks, plan, self._bucket)
-
-    def _accumulate(self, micro_batches: tuple[tuple[int, ...], ...], ids: np.ndarray, lengths: np.ndarray, trained_tokens: int) -> float:
-        """Forward and backward over this rank's micro-batches; returns its part of the loss per trained token.
+    def _accumulate(self, ids: np.ndarray, lengths: np.ndarray, trained_tokens: int) -> tuple[float, Split]:
+        """Forward and backward over this rank's micro-batches; returns its part of the loss per trained token, and the split.
 
         The loss is a sum over trained tokens ÷ trained tokens of the whole global batch (I1). DeepSpeed averages gradients
-        over ranks, hence the factor num_ranks.
+        over ranks, hence the factor num_ranks. A pass that does not fit is absorbed where that is proven equal (I5): the
+        gradients are thrown away and the same batch is done again under a smaller plan.
         """
-        total = 0.0
         scale = self.spec.num_ranks / max(1, trained_tokens)
-        for positions in micro_batches:
-            rows = np.asarray(positions)
-            length = self._bucket(int(lengths[rows].max()))
-            self._phase = "forward"
-            loss = self._loss(collate(self._data, ids, rows, length, self.spec.pad_token_id)) * scale
-            self._phase = "backward"
-            self.engine.backward(loss)
-            total += float(loss.detach())
-        self._phase = "step"
-        return total / self.spec.num_ranks
+        for _ in range(MAX_TRIES_OF_A_BATCH):
+            split = split_batch(lengths, self.spec.num_ranks, self._use_plan(), self._passes.bucket)
+            self._seed_dropout()
+            loss, failure = 0.0, None
+            try:
+                loss = self._passes.accumulate(split[self.spec.rank], ids, lengths, scale)
+            except Exception as exc:
+                failure = self._absorbable(exc)
+                if failure is None:
+                    raise
+                traceback.clear_frames(exc.__traceback__)  # they hold the activations
+            failed = self.memory.agree(self._passes.micro_batch if failure else None)
+            if failed is None:
+                return loss / self.spec.num_ranks, split
+            self._absorb(failed, failure)
+        raise InternalError("a batch was shrunk again and again and never fitted", remedy="Report this as a bug.")
 
-    def _loss(self, batch: Batch) -> torch.Tensor:
-        """Summed cross-entropy of a micro-batch over its trained tokens."""
-        inputs = {"input_ids": batch.input_ids.to(self._device)}
-        if batch.attention_mask is not None:
-            inputs["attention_mask"] = batch.attention_mask.to(self._device)
-        logits = self.engine.forward(**inputs)[:, :-1]
-        labels = batch.labels.to(self._device)[:, 1:]
-        return functional.cross_entropy(
-            logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1), ignore_index=LOSS_IGNORE, reduction="sum"
+    def _use_plan(self) -> MemoryPlan:
+        plan = self.memory.plan(self.position)
+        self.engine.set_activation_checkpointing(plan.activation_checkpointing)
+        return plan
+
+    def _seed_dropout(self) -> None:
+        seed = (self.request.training.seed * RNG_MULTIPLIER + self.position.batch_index) * RNG_MULTIPLIER + self.spec.rank
+        torch.default_generator.manual_seed(seed)
+
+    def _absorbable(self, exc: Exception) -> OutOfMemory | None:
+        """The failed allocation that `exc` is, where the batch may be tried again in this engine; else None."""
+        if not self.memory.retries_in_step or memory_kind(exc) is None:
+            return None
+        failure = classify(exc, self.spec.rank, self.phase, self.position.batch_index, failed=self.micro_batch)
+        return failure if isinstance(failure, OutOfMemory) else None
+
+    def _absorb(self, failed: MicroBatch, failure: OutOfMemory | None) -> None:
+        """Every rank comes here when a pass failed on any of them; `failure` is this rank's own."""
+        self.engine.discard_gradients()
+        release_free_memory(self._device.type)
+        outcome = failure or OutOfMemory(
+            memory="device" if self._device.type == "cuda" else "host",
+            evidence=Evidence(phase="forward", batch_index=self.position.batch_index, exception="on another rank"),
         )
+        phase = (outcome.evidence.phase or "forward") if failure else "forward or backward"
+        position = self.memory.absorb(self.position, failed, outcome.memory, phase, outcome.evidence.exception)
+        if position is None:
+            size = {"failed_rows": failed.rows, "failed_length": failed.length}
+            raise OutOfMemoryStep(outcome.model_copy(update={"evidence": outcome.evidence.model_copy(update=size)}))
+        self.position = position
 
     def _check_finite(self, loss: float, norm: float | None, applied: bool, ids: np.ndarray) -> None:
         """MEM's own guard, the same at every stage: DeepSpeed is silent at stage 0 and skips in silence elsewhere."""
@@ -265,7 +306,18 @@ class DeepSpeedRunner:
         batch_size, ranks, rank = self.request.training.global_batch_size, self.spec.num_ranks, self.spec.rank
         mine = np.arange(turn * batch_size + rank, min((turn + 1) * batch_size, len(data)), ranks)
         ids = mine if len(mine) else np.zeros(1, dtype=np.int64)
-        length = self._bucket(int(np.asarray(data.lengths[ids]).max()))
-        loss = self._loss(collate(data, ids, np.arange(len(ids)), length, self.spec.pad_token_id))
+        length = self._passes.bucket(int(np.asarray(data.lengths[ids]).max()))
+        loss = self._passes.loss(collate(data, ids, np.arange(len(ids)), length, self.spec.pad_token_id))
         weight = 1.0 if len(mine) else 0.0
         return torch.tensor([float(loss) * weight, float(np.asarray(data.trained_tokens[ids]).sum()) * weight], dtype=torch.float64)
+
+
+def plan_bounds(spec: WorkerSpec, data: TokenDataset) -> PlanBounds:
+    """What the ladder may do inside a rank; the optimizer can only be moved when the engine is built anew."""
+    share = spec.request.training.global_batch_size // spec.num_ranks
+    asked = spec.request.memory.micro_batch_size
+    return PlanBounds(
+        most_rows=share if asked == "auto" else min(share, asked),
+        longest_tokens=padded_length(int(data.lengths.max()), spec.request.data.sequence_length),
+        may_checkpoint=spec.request.model.activation_checkpointing != "off",
+    )

@@ -128,13 +128,16 @@ class RunSession:
             raise result.store_error or StoreUnavailable(result.problem, remedy="Free space or repair the store.")
 
     def _after_failure(self, failure: SegmentFailure) -> None:
-        self.failures_without_progress += 1
+        shrinkable = self.segments.memory.can_shrink_after(failure)
+        self.failures_without_progress += 0 if shrinkable else 1  # the ladder has an end of its own
         batch = (failure.kind, failure.evidence.batch_index)
         self._same_batch = self._same_batch + 1 if batch == self._last_failed_batch else 1
         self._last_failed_batch = batch
-        action = next_action(self._progress(0), failure, self.limits)
+        action = next_action(self._progress(0, can_shrink=shrinkable), failure, self.limits)
         match action:
             case Retry():
+                if action.shrink:
+                    self.segments.memory.shrink_after(failure)
                 if action.delay_s:
                     with self.segments.ledger.bucket("restart"):
                         time.sleep(action.delay_s)
@@ -143,13 +146,13 @@ class RunSession:
             case Train() | Finish() | Pause():
                 raise InternalError(f"unexpected action {action}", remedy="Report this as a bug.")
 
-    def _progress(self, applied_steps: int) -> Progress:
+    def _progress(self, applied_steps: int, *, can_shrink: bool = False) -> Progress:
         return Progress(
             applied_steps=applied_steps,
             validated_step=self.segments.validated_step,
             failures_without_progress=self.failures_without_progress,
             same_batch_failures=self._same_batch,
-            can_shrink=False,
+            can_shrink=can_shrink,
         )
 
     # -- endings --------------------------------------------------------------------------------------------------------

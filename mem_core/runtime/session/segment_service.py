@@ -14,6 +14,7 @@ from mem_core.domain.plan import Hyperparams
 from mem_core.domain.segment import Evidence, SaveFailed, SegmentCompleted, SegmentFailure, SegmentInterrupted, describe_failure
 from mem_core.infrastructure.telemetry.progress import Progress, ProgressView
 from mem_core.runtime.session.checkpoint_service import CheckpointService, PendingSave, resume_position
+from mem_core.runtime.session.memory_service import MemoryService
 from mem_core.runtime.worker.heartbeat import Heartbeat
 from mem_core.runtime.worker.protocol import SegmentDone, Train, WorkerSpec
 from mem_core.runtime.worker_group.group import GroupFailed, WorkerGroup
@@ -58,10 +59,20 @@ class SegmentService:
     validated_step: int | None = None
     restarts: int = 0
     highest_step: int = 0
+    reached_batch: int = 0
+    _memory: MemoryService | None = None
     _group: WorkerGroup | None = None
     _tries: int = 0
     _fault: tuple[str, float] | None = None
     _last_second_s: float = field(default=0.0)
+    _parameters: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def memory(self) -> MemoryService:
+        """Recorded memory plans of the run."""
+        if self._memory is None:
+            self._memory = MemoryService(self.spec, self.state, self.progress)
+        return self._memory
 
     # -- position -------------------------------------------------------------------------------------------------------
 
@@ -88,10 +99,17 @@ class SegmentService:
         with self.ledger.bucket("restore" if self._fault is None else "restart"):
             folder, position = resume_position(self.checkpoints.manager, self.fresh)
             self.validated_step = position.applied_steps or None
+            position = self.memory.restored(position)
             self._group = WorkerGroup(
-                self.server, self.spec, self.state.folder / "live" / f"{os.getpid()}", self._tries, self.spec.request.resilience.hang_factor
+                self.server,
+                self.spec,
+                self.state.folder / "live" / f"{os.getpid()}",
+                self._tries,
+                self.spec.request.resilience.hang_factor,
+                on_record=self.memory.record,
+                memory_limit_bytes=self.memory_limit_bytes,
             )
-            self._group.restore(str(folder) if folder is not None else None, position)
+            self._group.restore(str(folder) if folder is not None else None, position, self.reached_batch)
             self.position = position
         return self._group
 
@@ -129,6 +147,7 @@ class SegmentService:
 
     def _on_beat(self, beats: list[Heartbeat], segment_index: int) -> None:
         beat = beats[0]
+        self.reached_batch = max(self.reached_batch, beat.batch_index)
         if self._fault is not None and self.position is not None and beat.applied_steps > self.position.applied_steps:
             kind, since_s = self._fault
             self._fault = None
@@ -138,8 +157,8 @@ class SegmentService:
                 step=beat.applied_steps,
                 total_steps=self.spec.request.training.max_steps,
                 segment_index=segment_index,
-                loss=beat.loss if beat.phase == "step" else None,
-                learning_rate=beat.learning_rate,
+                loss=beat.loss if beat.step_s > 0 else None,
+                learning_rate=beat.learning_rate if beat.step_s > 0 else None,
                 tokens_per_s=self._tokens_per_s(beat),
                 memory_bytes=sum(b.memory_bytes for b in beats) or None,
                 memory_limit_bytes=self.memory_limit_bytes,
@@ -176,7 +195,7 @@ class SegmentService:
         if redone > 0:
             self.ledger.move("productive", "redone", done.duration_s * redone / max(1, step - before.applied_steps))
         self.highest_step = max(self.highest_step, step)
-        self.checkpoints.register(PendingSave(step, staging, group, done, self.versions, self.data_fingerprint))
+        self.checkpoints.register(PendingSave(step, staging, group, done, self.versions, self.data_fingerprint, self._parameters))
         losses = done.columns["loss"]
         outcome = SegmentCompleted(
             from_step=before.applied_steps,

@@ -9,7 +9,7 @@ import mmap
 import struct
 from pathlib import Path
 
-_SIZE = 64
+_SIZE = 65_536  # orders in front, the ranks' memory readings behind (see memory_board)
 _I64 = struct.Struct("<q")
 _ORDER, _STOP_AT = 0, 8
 NO_ORDER, ORDER_STOP = 0, 1
@@ -29,6 +29,11 @@ class Board:
         with path.open("wb") as file:
             file.write(_I64.pack(NO_ORDER) + _I64.pack(NO_LIMIT) + bytes(_SIZE - 16))
         return cls(path)
+
+    @property
+    def page(self) -> mmap.mmap:
+        """The shared page itself."""
+        return self._map
 
     def order_stop(self) -> None:
         """Supervisor: end the segment at the next step boundary."""

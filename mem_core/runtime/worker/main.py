@@ -16,6 +16,8 @@ from mem_core.runtime.worker.protocol import (
     Evaluated,
     Failed,
     Ready,
+    Record,
+    Recorded,
     Reply,
     Restore,
     Stop,
@@ -39,6 +41,17 @@ class ReplyChannel:
             except BrokenPipeError:
                 os._exit(3)
 
+    def record(self, events: tuple[Any, ...]) -> None:
+        """Have events journaled; returns when they are durable. Only from the thread that obeys commands.
+
+        Raises:
+            EOFError: the supervisor is gone.
+        """
+        self.send(Record(events))
+        reply = self._connection.recv()
+        if not isinstance(reply, Recorded):
+            raise EOFError("the supervisor gave up waiting for this command")
+
 
 def rank_main(connection: Connection) -> None:
     """Entry of a forked rank: first message is its `WorkerSpec`, then commands."""
@@ -49,7 +62,7 @@ def rank_main(connection: Connection) -> None:
     heartbeat = HeartbeatWriter(Path(spec.heartbeat_path))
     heartbeat.beat("start")
     channel = ReplyChannel(connection)
-    runner = DeepSpeedRunner(spec, heartbeat, Board(Path(spec.board_path)))
+    runner = DeepSpeedRunner(spec, heartbeat, Board(Path(spec.board_path)), channel.record)
     while True:
         try:
             command: Command = connection.recv()
@@ -61,14 +74,14 @@ def rank_main(connection: Connection) -> None:
             channel.send(_obey(runner, command, channel))
         except Exception as exc:  # noqa: BLE001 - the one edge where exceptions become outcomes (I8)
             traceback.print_exc()
-            channel.send(Failed(classify(exc, spec.rank, runner.phase, runner.position.batch_index)))
+            channel.send(Failed(classify(exc, spec.rank, runner.phase, runner.position.batch_index, failed=runner.micro_batch)))
             return
 
 
 def _obey(runner: Any, command: Restore | Train | Evaluate, channel: ReplyChannel) -> Reply:
     match command:
         case Restore():
-            runner.build(command.folder, command.position)
+            runner.build(command.folder, command.position, command.replay_until)
             return Ready(runner.position.applied_steps, runner.engine.parameter_shapes(), runner.build_s, runner.restore_s)
         case Train():
             return runner.train(command, channel.send)

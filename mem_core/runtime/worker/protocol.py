@@ -1,9 +1,11 @@
 """What supervisor and rank say to each other over the control connection: small plain values, both sides ours."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mem_core.domain.checkpoint import TrainingPosition
+from mem_core.domain.events import MemoryPlanChanged, Noted, OomAbsorbed
 from mem_core.domain.plan import Hyperparams, MemoryPlan
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.segment import SegmentFailure
@@ -14,7 +16,7 @@ class WorkerSpec:
     """Everything a rank needs to build itself; sent once, first.
 
     `rendezvous` is a file that the ranks of one try share (torch's FileStore), so that no port is taken or left behind.
-    `adaptive_budget_bytes` is 0 where adaptation is off.
+    `on_built` is called in the rank with the runner after each build: the port for measurements and for faults from outside.
     """
 
     request: RuntimeRequest
@@ -31,7 +33,7 @@ class WorkerSpec:
     board_path: str
     default_plan: MemoryPlan
     deadline_s: float = 600.0
-    on_built: str = ""
+    on_built: Callable[[Any], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,13 @@ class Restore:
 
     folder: str | None
     position: TrainingPosition
+    replay_until: int = 0
+    """Batches below it were done before under recorded plans: memory does not change the plan there of its own accord."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What rank 0 asked to record is in the journal, durably."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +113,13 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
+class Record:
+    """Journal these before anything is done under them; answered with `Recorded`. Sent in the middle of a command."""
+
+    events: tuple[MemoryPlanChanged | OomAbsorbed | Noted, ...]
+
+
+@dataclass(frozen=True)
 class Failed:
     """The segment is over for this rank; the process is not to be used again."""
 
@@ -111,4 +127,4 @@ class Failed:
 
 
 Command = Restore | Train | Evaluate | Stop
-Reply = Ready | SegmentDone | Saved | Evaluated | Failed
+Reply = Ready | SegmentDone | Saved | Evaluated | Record | Failed

@@ -9,12 +9,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import wait as wait_connections
 from pathlib import Path
+from typing import Any
 
 from mem_core.core.deadlines import is_hung, silence_allowed_s
 from mem_core.domain.checkpoint import TrainingPosition
-from mem_core.domain.segment import Evidence, Hung, OutOfMemory, SegmentFailure, WorkerLost
+from mem_core.domain.segment import Evidence, Hung, SegmentFailure, WorkerLost
+from mem_core.infrastructure.cgroups import KillCounter
 from mem_core.infrastructure.process_facts import cpu_seconds, tail
 from mem_core.runtime.worker.board import Board
+from mem_core.runtime.worker.classify import classify_death
 from mem_core.runtime.worker.heartbeat import Heartbeat, HeartbeatReader
 from mem_core.runtime.worker.protocol import (
     Command,
@@ -22,6 +25,8 @@ from mem_core.runtime.worker.protocol import (
     Evaluated,
     Failed,
     Ready,
+    Record,
+    Recorded,
     Reply,
     Restore,
     Saved,
@@ -47,11 +52,24 @@ class GroupFailed(Exception):
 class WorkerGroup:
     """Rank processes that stand together: one fails, all are replaced."""
 
-    def __init__(self, server: ForkServer, spec: WorkerSpec, folder: Path, try_number: int, hang_factor: float) -> None:
+    def __init__(
+        self,
+        server: ForkServer,
+        spec: WorkerSpec,
+        folder: Path,
+        try_number: int,
+        hang_factor: float,
+        on_record: Callable[[tuple[Any, ...]], None] = lambda events: None,
+        memory_limit_bytes: int = 0,
+    ) -> None:
+        """`on_record` journals what rank 0 asks for in the middle of a command; `memory_limit_bytes` is that of all ranks."""
         self._server = server
         self._folder = folder / f"try-{try_number:04d}"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._hang_factor = hang_factor
+        self._on_record = on_record
+        self._memory_limit_bytes = memory_limit_bytes
+        self._kill_counters: list[KillCounter] = []
         self.board = Board.create(self._folder / "board")
         self._replies: queue.Queue[tuple[int, Reply | None]] = queue.Queue()
         self._saved: dict[tuple[int, int], Saved] = {}
@@ -98,9 +116,10 @@ class WorkerGroup:
 
     # -- orders ---------------------------------------------------------------------------------------------------------
 
-    def restore(self, folder: str | None, position: TrainingPosition) -> Ready:
+    def restore(self, folder: str | None, position: TrainingPosition, replay_until: int = 0) -> Ready:
         """Build the engines and take a checkpoint's state. Raises GroupFailed."""
-        replies = self._ask(Restore(folder, position))
+        replies = self._ask(Restore(folder, position, replay_until))
+        self._kill_counters = [KillCounter(pid) for pid in self.pids]
         assert isinstance(replies[0], Ready)
         return replies[0]
 
@@ -186,6 +205,9 @@ class WorkerGroup:
                 self._fail(self._lost(rank))
             elif isinstance(reply, Failed):
                 self._fail(reply.failure)
+            elif isinstance(reply, Record):
+                self._on_record(reply.events)
+                self._children[rank].connection.send(Recorded())
             else:
                 replies[rank] = reply
         return [replies[rank] for rank in range(self.num_ranks)]
@@ -207,13 +229,11 @@ class WorkerGroup:
             batch_index=beat.batch_index,
             exit_code=code,
             signal=name,
-            peak_bytes=beat.peak_bytes or None,
+            peak_bytes=sum(reader.read().peak_bytes for reader in self._readers) or None,
+            limit_bytes=self._memory_limit_bytes or None,
             last_lines=tail(child.log_path, 20),
         )
-        text = "\n".join(evidence.last_lines)
-        if "DefaultCPUAllocator" in text or "MemoryError" in text or "std::bad_alloc" in text:
-            return OutOfMemory(memory="host", evidence=evidence)
-        return WorkerLost(cause=name or f"exit code {code}", evidence=evidence)
+        return classify_death(evidence, oom_kills=sum(counter.kills() for counter in self._kill_counters))
 
     def _check_silence(self, asked_s: float, replies: dict[int, Reply]) -> None:
         now = time.monotonic()

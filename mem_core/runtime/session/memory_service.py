@@ -1,0 +1,104 @@
+"""The supervisor's side of adaptive memory: the recorded plan changes of a run, and the next rung after a failed segment."""
+
+from pathlib import Path
+
+from mem_core.core.memory_ladder import MicroBatch, PlanBounds, largest_micro_batch, merge_changes, shrink_plan
+from mem_core.core.run_fold import fold_state
+from mem_core.core.state_manager import StateManager
+from mem_core.domain.checkpoint import TrainingPosition
+from mem_core.domain.events import MemoryPlanChanged, Noted, OomAbsorbed
+from mem_core.domain.plan import MemoryPlan, MemoryPlanChange, plan_at, record_change
+from mem_core.domain.segment import OutOfMemory, SegmentFailure, describe_failure
+from mem_core.infrastructure.telemetry.progress import Progress
+from mem_core.runtime.data.dataset import TokenDataset
+from mem_core.runtime.data.splits import padded_length
+from mem_core.runtime.worker.protocol import WorkerSpec
+
+# A failure to load, save or evaluate is not cured by smaller training micro-batches.
+_TRAINING_PHASES = ("calibrate", "first_step", "forward", "backward", "step", None)
+
+
+class MemoryService:
+    """One for a run. `changes` is the recorded step function of plans; what a restored engine must follow."""
+
+    def __init__(self, spec: WorkerSpec, state: StateManager, progress: Progress) -> None:
+        self._spec = spec
+        self._state = state
+        self._progress = progress
+        self.changes = fold_state(state.lines()).memory_plan_changes
+        self._bounds: PlanBounds | None = None
+
+    @property
+    def bounds(self) -> PlanBounds:
+        """What the ladder may do, an engine built anew included."""
+        if self._bounds is None:
+            request = self._spec.request
+            share = request.training.global_batch_size // self._spec.num_ranks
+            asked = request.memory.micro_batch_size
+            with TokenDataset.open(Path(self._spec.data_folder)) as data:
+                longest = int(data.lengths.max())
+            self._bounds = PlanBounds(
+                most_rows=share if asked == "auto" else min(share, asked),
+                longest_tokens=padded_length(longest, request.data.sequence_length),
+                may_checkpoint=request.model.activation_checkpointing != "off",
+                may_offload=self._spec.device == "cuda" and request.parallel.zero_stage >= 1,
+            )
+        return self._bounds
+
+    def restored(self, position: TrainingPosition) -> TrainingPosition:
+        """The position with every change that the journal knows: a redone step is split as recorded."""
+        return position.model_copy(update={"memory_plan_changes": merge_changes(position.memory_plan_changes, self.changes)})
+
+    def record(self, events: tuple[MemoryPlanChanged | OomAbsorbed | Noted, ...]) -> None:
+        """Journal what rank 0 reports, durably, before it goes on."""
+        for event in events:
+            self._state.emit(event)
+            if isinstance(event, MemoryPlanChanged):
+                self.changes = record_change(self.changes, event.change)
+                self._progress.note(f"memory: {_words(event.change)}")
+
+    def can_shrink_after(self, failure: SegmentFailure) -> bool:
+        """Whether a smaller plan may cure this failure and there is one."""
+        return self._next_plan(failure) is not None
+
+    def shrink_after(self, failure: SegmentFailure) -> bool:
+        """Record a smaller plan for the batch that failed; False where none is left or size was not the cause."""
+        plan = self._next_plan(failure)
+        if plan is None:
+            return False
+        evidence = failure.evidence
+        change = MemoryPlanChange(
+            batch_index=evidence.batch_index or 0,
+            plan=plan,
+            reason=describe_failure(failure)[:300],
+            failed_tokens=self._failed(failure).tokens,
+            limit_bytes=evidence.limit_bytes or 0,
+        )
+        self.record((MemoryPlanChanged(change=change, observed_bytes=evidence.peak_bytes or 0, limit_bytes=evidence.limit_bytes or 0),))
+        return True
+
+    def _next_plan(self, failure: SegmentFailure) -> MemoryPlan | None:
+        adaptive = self._spec.request.memory.mode == "adaptive"
+        if not adaptive or not isinstance(failure, OutOfMemory) or failure.evidence.phase not in _TRAINING_PHASES:
+            return None
+        return shrink_plan(self._plan(failure), self.bounds, self._failed(failure))
+
+    def _plan(self, failure: SegmentFailure) -> MemoryPlan:
+        return plan_at(self.changes, failure.evidence.batch_index or 0, self._spec.default_plan)
+
+    def _failed(self, failure: SegmentFailure) -> MicroBatch:
+        evidence = failure.evidence
+        if evidence.failed_rows and evidence.failed_length:
+            return MicroBatch(evidence.failed_rows, evidence.failed_length)
+        return largest_micro_batch(self._plan(failure), self.bounds)
+
+
+def _words(change: MemoryPlanChange) -> str:
+    plan = change.plan
+    parts = [
+        f"at most {plan.micro_batch_tokens} tokens" if plan.micro_batch_tokens else "",
+        f"at most {plan.micro_batch_rows} rows" if plan.micro_batch_rows else "",
+        "activation checkpointing" if plan.activation_checkpointing else "",
+        "optimizer on the host" if plan.offload_optimizer == "cpu" else "",
+    ]
+    return f"from batch {change.batch_index} on {', '.join(part for part in parts if part)} per forward pass ({change.reason})"
