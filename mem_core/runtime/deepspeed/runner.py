@@ -1,5 +1,6 @@
 """The training loop inside a rank. It decides nothing about the run: it is told a step to reach and says how that went."""
 
+import importlib
 import time
 import traceback
 from collections.abc import Callable
@@ -90,8 +91,7 @@ class DeepSpeedRunner:
             self.engine.load(Path(folder), position, position.hyperparams)
         self.engine.apply(position.hyperparams)
         self.position = position
-        if spec.on_built is not None:
-            spec.on_built(self)
+        resolve_port(spec.on_built)(self)
         self.restore_s = time.monotonic() - started_s - self.build_s
         self.beat("idle")
 
@@ -321,3 +321,11 @@ def plan_bounds(spec: WorkerSpec, data: TokenDataset) -> PlanBounds:
         longest_tokens=padded_length(int(data.lengths.max()), spec.request.data.sequence_length),
         may_checkpoint=spec.request.model.activation_checkpointing != "off",
     )
+
+
+def resolve_port(port: str | Callable[["DeepSpeedRunner"], None]) -> Callable[["DeepSpeedRunner"], None]:
+    """The function that a port stands for; one that does nothing where it is empty."""
+    if not isinstance(port, str):
+        return port
+    module, _, function = port.partition(":")
+    return getattr(importlib.import_module(module), function) if port else lambda runner: None

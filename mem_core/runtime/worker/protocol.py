@@ -16,7 +16,8 @@ class WorkerSpec:
     """Everything a rank needs to build itself; sent once, first.
 
     `rendezvous` is a file that the ranks of one try share (torch's FileStore), so that no port is taken or left behind.
-    `on_built` is called in the rank with the runner after each build: the port for measurements and for faults from outside.
+    `on_built`, a function or its "module:function", is called in the rank with the runner after each build: the port for
+    measurements and for faults from outside.
     """
 
     request: RuntimeRequest
@@ -33,7 +34,7 @@ class WorkerSpec:
     board_path: str
     default_plan: MemoryPlan
     deadline_s: float = 600.0
-    on_built: Callable[[Any], None] | None = None
+    on_built: str | Callable[[Any], None] = ""
 
 
 @dataclass(frozen=True)
