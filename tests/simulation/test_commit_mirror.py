@@ -129,6 +129,17 @@ def test_an_older_attempt_cannot_begin(source: Path) -> None:
     assert mirror_of(remote, 1, clock).highest_attempt() == 2
 
 
+def test_two_machines_with_one_attempt_number_have_one_winner(source: Path) -> None:
+    """Two new machines counted to the same number: the second is refused; the first may be built again under its own name."""
+    remote, clock = fresh_remote(), Clock()
+    first = Mirror(remote, "demo", 1, CheckpointSection(), fence=lambda: None, emit=lambda event: None, owner="first", clock=clock)
+    first.push(source / checkpoint_name(1))
+    with pytest.raises(RunHeld):
+        mirror_of(remote, 1, clock).push(source / checkpoint_name(2))
+    again = Mirror(remote, "demo", 1, CheckpointSection(), fence=lambda: None, emit=lambda event: None, owner="first", clock=clock)
+    assert again.push(source / checkpoint_name(2)).step == 2
+
+
 def test_nothing_is_deleted_within_a_lease_time(source: Path) -> None:
     """First marked, then deleted: what an attempt marked survives until it must have noticed that it was replaced."""
     remote, clock = fresh_remote(), Clock()

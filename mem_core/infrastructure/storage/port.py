@@ -45,7 +45,10 @@ class Store(Protocol):
         ...
 
     def create(self, key: str, data: bytes) -> None:
-        """Create only. Raises `AlreadyExists`, also when another writer wins the race; durable on return."""
+        """Create only. Raises `AlreadyExists`, also when another writer wins the race; durable on return.
+
+        A store over a network may take the same bytes for its own lost try: what must have one winner needs something unique in it.
+        """
         ...
 
     def put_file(self, source: Path, key: str, *, sha256: str = "") -> ObjectStat:

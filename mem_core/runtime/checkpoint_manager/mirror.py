@@ -2,6 +2,7 @@
 
 import json
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from mem_core.runtime.checkpoint_manager.remote_layout import (
     believable,
     decode_baseline,
     encode_baseline,
+    is_record_of,
     manifest_key,
     mark_key,
     sort_keys,
@@ -30,7 +32,8 @@ class Mirror:
     """The remote side of one run as seen by one attempt. Methods block; see `BackgroundMirror` for the thread.
 
     An older attempt can neither publish (readers ignore what it publishes late) nor delete anything but what was marked more than one
-    lease time ago (I6). Raises `StoreUnavailable` after bounded retries and `RunHeld` when a newer attempt has begun.
+    lease time ago (I6). `owner` tells two machines of one attempt number apart; give the same one when a mirror is built again in the same
+    attempt. Raises `StoreUnavailable` after bounded retries and `RunHeld` when a newer attempt has begun.
     """
 
     def __init__(
@@ -42,11 +45,13 @@ class Mirror:
         *,
         fence: Callable[[], None],
         emit: Callable[[Event], None],
+        owner: str = "",
         lease_s: float = 60.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store, self._run_id, self._attempt, self._section = store, run_id, attempt, section
         self._fence, self._emit, self._lease_s, self._clock = fence, emit, lease_s, clock
+        self._owner = owner or uuid.uuid4().hex
         self._begun = False
 
     @property
@@ -64,10 +69,13 @@ class Mirror:
         run = self._look()
         if run.attempts and run.attempts[-1] > self._attempt:
             raise self._held(run.attempts[-1])
-        if self._attempt not in run.attempts:
-            seen = self._trusted(run)
+        key = attempt_key(self._run_id, self._attempt)
+        if self._attempt in run.attempts:
+            if not is_record_of(self._store.read(key), self._owner):
+                raise self._held(self._attempt)
+        else:
             try:
-                self._store.create(attempt_key(self._run_id, self._attempt), encode_baseline(self._attempt, seen, self._clock()))
+                self._store.create(key, encode_baseline(self._attempt, self._trusted(run), self._clock(), self._owner))
             except AlreadyExists as exc:
                 raise self._held(self._attempt) from exc
         self._begun = True

@@ -104,9 +104,9 @@ def believable(run: RemoteRun, seen: frozenset[str]) -> tuple[Upload, ...]:
     return tuple(upload for upload in run.complete if upload.attempt >= newest or upload.name in seen)
 
 
-def encode_baseline(attempt: int, uploads: Iterable[Upload], now_unix_s: float) -> bytes:
-    """Record of an attempt's beginning."""
-    body = {"attempt": attempt, "began_unix_s": now_unix_s, "seen": sorted(upload.name for upload in uploads)}
+def encode_baseline(attempt: int, uploads: Iterable[Upload], now_unix_s: float, owner: str) -> bytes:
+    """Record of an attempt's beginning. `owner` is unique, so that two beginners of one number never both win."""
+    body = {"attempt": attempt, "began_unix_s": now_unix_s, "owner": owner, "seen": sorted(upload.name for upload in uploads)}
     return json.dumps(body, sort_keys=True).encode()
 
 
@@ -116,6 +116,14 @@ def decode_baseline(data: bytes) -> frozenset[str]:
         return frozenset(str(name) for name in json.loads(data)["seen"])
     except (KeyError, TypeError) as exc:
         raise ValueError("not a record of an attempt") from exc
+
+
+def is_record_of(data: bytes, owner: str) -> bool:
+    """Whether this record of an attempt was written by this owner."""
+    try:
+        return json.loads(data).get("owner") == owner
+    except (ValueError, AttributeError):
+        return False
 
 
 def _parse(step_name: str, upload_name: str) -> Upload | None:
