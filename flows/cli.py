@@ -17,6 +17,9 @@ def build_parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     _request_verb(verbs, "train", "run a request to its end; the same command again resumes it")
     _request_verb(verbs, "doctor", "examine this machine for a request; changes nothing")
+    drill = _request_verb(verbs, "drill", "train under real faults, then an undisturbed twin, and compare; exit 0 only if all was survived")
+    drill.add_argument("--seed", type=int, default=None, help="seed of the fault plan; the same seed plans the same faults")
+    _request_verb(verbs, "prove-resume", "N steps straight against N steps in three pieces with kills, to the bit")
     for verb, text in (("status", "where a run stands"), ("report", "write report.html anew"), ("logs", "last lines of a run's workers")):
         _run_verb(verbs, verb, text)
     stop = _run_verb(verbs, "stop", "ask the process that holds a run to commit and stop")
@@ -106,6 +109,14 @@ def run_verb(arguments: argparse.Namespace) -> int:
             from flows.train_command import train
 
             return train(arguments.request, arguments.overrides, arguments.json)
+        case "drill":
+            from flows.drill_command import drill
+
+            return drill(arguments.request, arguments.overrides, arguments.seed, arguments.json)
+        case "prove-resume":
+            from flows.prove_resume_command import prove_resume
+
+            return prove_resume(arguments.request, arguments.overrides, arguments.json)
         case "doctor":
             from flows.doctor_command import doctor
 
