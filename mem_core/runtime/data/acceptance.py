@@ -41,7 +41,7 @@ def _bad_rows(rows: Sequence[str], total: int, data: DataSection) -> DataError:
     more = f"\n  and {total - _SHOWN_BAD_ROWS} more" if total > _SHOWN_BAD_ROWS else ""
     skipping = data.on_bad_row == "skip"
     return DataError(
-        f"{total} bad {'row' if total == 1 else 'rows'}:{shown}{more}\n",
+        f"{total} bad {'row' if total == 1 else 'rows'}:{shown}{more}",
         field="data.train",
         bound=f"{data.max_bad_rows} with data.max_bad_rows" if skipping else "none with data.on_bad_row: fail",
         remedy="Repair the rows, or raise data.max_bad_rows" if skipping else "Repair the rows, or set data.on_bad_row to skip",

@@ -65,7 +65,7 @@ def _object(line: bytes, offset: int) -> dict[str, Any]:
         if exc.msg == "Extra data":
             raise _Bad(f"two JSON values on one line (the second starts at column {exc.colno})") from exc
         cut = ", the line looks cut off" if exc.pos >= len(text.rstrip()) or exc.msg.startswith("Unterminated") else ""
-        raise _Bad(f"not valid JSON: {exc.msg} at column {exc.colno}{cut}") from exc
+        raise _Bad(f"not valid JSON: {exc.msg.removesuffix(' at')} at column {exc.colno}{cut}") from exc
     except (RecursionError, ValueError) as exc:
         raise _Bad(f"not usable JSON: {exc}") from exc
     if not isinstance(row, dict):
