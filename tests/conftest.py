@@ -25,8 +25,10 @@ MEM = Path(sys.executable).with_name("mem")
 
 @pytest.fixture(scope="session")
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    """torch, deepspeed and transformers imported once for all tests; takes 5 to 15 s."""
-    server = ForkServer.start(child_environment(Settings.from_environment(), device="cpu"), tmp_path_factory.mktemp("fork-server"))
+    """torch, deepspeed and transformers imported once for all tests; takes 5 to 15 s. Knows the entries in tests/integration."""
+    entries = {"PYTHONPATH": str(Path(__file__).parent / "integration")}
+    environment = child_environment(Settings.from_environment(), device="cpu", extra=entries)
+    server = ForkServer.start(environment, tmp_path_factory.mktemp("fork-server"))
     yield server
     server.close()
 
@@ -61,14 +63,23 @@ class MemRun:
         return json.loads(self.out)
 
 
-@pytest.fixture
-def mem(tmp_path: Path) -> Callable[..., MemRun]:
-    """`mem("train", "request.yaml", "--json")`: the installed command, run in the test's own folder until it ends."""
+RunMem = Callable[..., MemRun]
 
-    def run(*arguments: str, timeout_s: float = 300) -> MemRun:
+
+@pytest.fixture(scope="session")
+def run_mem() -> RunMem:
+    """`run_mem(folder, "train", "request.yaml")`: the installed command, run in `folder` until it ends."""
+
+    def run(folder: Path, *arguments: str, timeout_s: float = 300) -> MemRun:
         done = subprocess.run(
-            [str(MEM), *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL, check=False
+            [str(MEM), *arguments], cwd=folder, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL, check=False
         )
         return MemRun(done.returncode, done.stdout, done.stderr)
 
     return run
+
+
+@pytest.fixture
+def mem(run_mem: RunMem, tmp_path: Path) -> RunMem:
+    """`mem("train", "request.yaml", "--json")`: the installed command in the test's own folder."""
+    return partial(run_mem, tmp_path)
