@@ -3,7 +3,12 @@
 from importlib import import_module
 from typing import Any
 
-_FLOWS = {"endurance": "flows.endurance_flow"}
+_FLOWS = {
+    "endurance": "flows.endurance_flow",
+    "finetune": "flows.finetune_flow",
+    "restore_drill": "flows.restore_drill_flow",
+    "doctor": "flows.doctor_flow",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -12,4 +17,4 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["endurance"]
+__all__ = ["doctor", "endurance", "finetune", "restore_drill"]

@@ -26,6 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
     stop.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="how long to wait for it")
     _checkpoint_verbs(verbs)
     _policy_verbs(verbs)
+    _serve_verb(verbs)
     return parser
 
 
@@ -69,6 +70,15 @@ def _policy_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     evaluate.add_argument("--directive", metavar="FILE_OR_-", help="the planner's reply")
     _run_verb(group, "replay", "recompute every recorded decision and report differences")
     _run_verb(group, "explain", "decisions in words")
+
+
+def _serve_verb(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "a local Prefect server with its UI, the deployments, and a process that runs them"
+    verb = verbs.add_parser("serve", help=text, description=text)
+    verb.add_argument("--file", metavar="PREFECT.yaml", help="deployments to serve; default deployments/prefect.yaml of MEM")
+    verb.add_argument("--port", type=int, default=4200, help="port of the local server (not used with PREFECT_API_URL)")
+    verb.add_argument("--limit", type=int, default=4, help="flow runs at the same time")
+    verb.set_defaults(json=False)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -125,6 +135,10 @@ def run_verb(arguments: argparse.Namespace) -> int:
             return _checkpoints(arguments)
         case "policy":
             return _policy(arguments)
+        case "serve":
+            from flows.serve import DEPLOYMENTS_FILE, serve
+
+            return serve(Path(arguments.file) if arguments.file else DEPLOYMENTS_FILE, arguments.port, arguments.limit)
         case _:
             return _inspect(arguments)
 
@@ -201,7 +215,9 @@ def print_result(result: RunResult, as_json: bool) -> None:
     """The ending in words on standard error, as one object on standard output where asked."""
     from mem_core.infrastructure.telemetry.notebook import result_text
 
-    print(result_text(result), file=sys.stderr)
+    # What went wrong is said last and once; a run that never trained has no table worth reading.
+    if result.status == "completed" or result.applied_steps:
+        print(result_text(result.model_copy(update={"message": ""})), file=sys.stderr)
     if as_json:
         print(result.model_dump_json())
 

@@ -45,26 +45,32 @@ class EmbeddedServer:
         self._log_path = log_path
 
     @classmethod
-    def start(cls, settings: Settings, run_key: str) -> "EmbeddedServer":
-        """Begin to start; returns at once. `wait_ready` tells when it answers."""
+    def start(cls, settings: Settings, run_key: str, *, port: int | None = None, ui: bool = False) -> "EmbeddedServer":
+        """Begin to start; returns at once. `wait_ready` tells when it answers. `ui` also serves Prefect's pages."""
         folder = settings.prefect_template_dir
         folder.mkdir(parents=True, exist_ok=True)
         database = _database_for(folder, run_key)
         environment = _environment(settings, database)
         if not database.exists():
             shutil.copyfile(_template(folder, environment), database)
-        log_path = folder / "server.log"
-        port = _free_port()
+        port = _free_port() if port is None else port
+        log_path = database.with_name(f"{database.name}.log")
+        shown = {"PREFECT_UI_ENABLED": "true", "PREFECT_UI_API_URL": "/api"} if ui else {}
         with log_path.open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "flows.embedded_server", "serve", str(os.getpid()), str(port)],
-                env={**environment, "PREFECT_API_DATABASE_MIGRATE_ON_START": "false"},
+                env={**environment, "PREFECT_API_DATABASE_MIGRATE_ON_START": "false", **shown},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
         return cls(process, f"http://127.0.0.1:{port}/api", log_path)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
 
     def wait_ready(self, limit_s: float = START_LIMIT_S) -> None:
         """Wait until the API answers.
@@ -102,13 +108,16 @@ def _environment(settings: Settings, database: Path) -> dict[str, str]:
 
 
 def _database_for(folder: Path, run_key: str) -> Path:
-    """One database per run, so that two runs never wait for one SQLite lock; old ones of finished runs are removed."""
+    """One database per run and Prefect version, so that two runs never wait for one SQLite lock; old ones are removed."""
+    from importlib.metadata import version
+
     runs = folder / "runs"
     runs.mkdir(exist_ok=True)
     for old in runs.glob("*.db*"):
         if time.time() - old.stat().st_mtime > KEEP_DAYS * 86_400:
             old.unlink(missing_ok=True)
-    return runs / f"{hashlib.sha256(run_key.encode()).hexdigest()[:16]}.db"
+    key = f"{run_key} {version('prefect')}"
+    return runs / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.db"
 
 
 def _template(folder: Path, environment: dict[str, str]) -> Path:

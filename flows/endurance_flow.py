@@ -2,16 +2,17 @@
 
 from typing import Any
 
-from prefect import flow
 from prefect.futures import PrefectFuture
 from prefect.states import Cancelled
 
+from flows.flow_context import flow_run_name, request_of_run, show_in_prefect
+from flows.mem_flow import mem_flow
+from flows.prefect_view.publisher import PrefectView
 from mem_core.bootstrap import RunDraft, draft_run
 from mem_core.domain.errors import Interrupted
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.domain.segment import SegmentInterrupted
-from mem_core.infrastructure.request_file import apply_overrides, build_request
 from mem_core.infrastructure.telemetry.progress import Progress
 from tasks.doctor import examine_environment
 from tasks.policy import decide_hyperparams
@@ -29,36 +30,38 @@ def show_progress_on(progress: Progress | None) -> None:
     _PROGRESS[:] = [progress] if progress is not None else []
 
 
-@flow(name="endurance", flow_run_name="{request.run_id}", persist_result=False, validate_parameters=True)
-def endurance(request: RuntimeRequest, overrides: dict[str, Any] | None = None) -> Any:
+@mem_flow(name="endurance", flow_run_name=flow_run_name, persist_result=False, validate_parameters=True)
+def endurance(request: RuntimeRequest, overrides: dict[str, Any] = {}) -> Any:  # noqa: B006 - never changed; the form shows it
     """Train until `training.max_steps`, surviving what may come; the same run_id again resumes.
 
     Args:
-        request: Everything about the run.
+        request: Everything about the run. A request that is given replaces the deployment's own as a whole.
         overrides: Single values by dotted name, such as {"training.max_steps": 200}; they win over the request.
     """
-    if overrides:
-        pairs = [f"{name}={_as_yaml(value)}" for name, value in overrides.items()]
-        request = build_request(apply_overrides(request.model_dump(mode="json"), pairs))
+    return drive_request(request_of_run(request, overrides))
+
+
+def drive_request(request: RuntimeRequest) -> Any:
+    """Inside a flow: one attempt of a run. A RunResult, or the Cancelled state of a run that was asked to stop.
+
+    Raises:
+        MemError: every other ending.
+    """
     draft = draft_run(request, _PROGRESS[0] if _PROGRESS else None)
+    show_in_prefect(draft)
     try:
-        return run_to_end(draft).model_dump(mode="json")
+        return run_to_end(draft)
     except Interrupted as exc:
         return Cancelled(message=str(exc))
-
-
-def _as_yaml(value: Any) -> str:
-    import json
-
-    return json.dumps(value)
 
 
 def run_to_end(draft: RunDraft) -> RunResult:
     """Drive one attempt to its end; whatever happens, workers end and the ending is journaled."""
     error: BaseException | None = None
-    with driving(draft) as key, stopping_by_signal(draft.stop):
+    with driving(draft) as key, stopping_by_signal(draft):
         try:
             examine_environment(key)
+            _follow(draft)
             prepare_run(key)
             train_to_end(key)
         except BaseException as exc:
@@ -68,6 +71,11 @@ def run_to_end(draft: RunDraft) -> RunResult:
             close_draft(draft, error)
         result = write_report(key)
     return RunResult.model_validate(result)
+
+
+def _follow(draft: RunDraft) -> None:
+    if isinstance(draft.progress, PrefectView) and draft.state is not None:
+        draft.progress.follow(draft.state)
 
 
 def close_draft(draft: RunDraft, error: BaseException | None) -> None:

@@ -1,6 +1,5 @@
 """`mem train`: the flow, run by this process, with an embedded Prefect server unless PREFECT_API_URL names one."""
 
-import logging
 import os
 import sys
 import warnings
@@ -9,6 +8,7 @@ from typing import Any
 
 from flows.cli import print_result
 from flows.embedded_server import EmbeddedServer
+from flows.local_api import note_embedded
 from flows.report_commands import run_status
 from mem_core.bootstrap import close_early_fork_server, early_fork_server, examine_only, live_root
 from mem_core.core.environment_doctor import error_of
@@ -22,7 +22,7 @@ from mem_core.infrastructure.telemetry.progress import ProgressDisplay
 
 
 def train(path: str, overrides: list[str], as_json: bool) -> int:
-    """Run a request to its end; returns the exit code and prints the result either way.
+    """Run a request to its end; returns the exit code and prints the result either way, an error as the last line.
 
     The doctor looks once before anything is started, so that a wrong request is answered within a second; the flow's own
     doctor task looks again, since minutes may lie between in a deployment.
@@ -43,16 +43,22 @@ def train(path: str, overrides: list[str], as_json: bool) -> int:
     early_fork_server(request, settings, report)
     try:
         if server is not None:
+            note_embedded(server)
             _configure_client(server.url)
             server.wait_ready()
-        result, code = _drive(request, progress, settings)
+        result, error = _drive(request, progress, settings)
     finally:
         progress.close()
         close_early_fork_server(request.run_id)
         if server is not None:
             server.close()
     print_result(result, as_json)
-    return code
+    return 0 if error is None else _say(error)
+
+
+def _say(error: MemError) -> int:
+    print(f"mem: {error}", file=sys.stderr)
+    return error.exit_code
 
 
 def result_if_finished(folder: Path, request: RuntimeRequest) -> RunResult | None:
@@ -83,17 +89,18 @@ def _configure_client(url: str) -> None:
     )
 
 
-def _drive(request: RuntimeRequest, progress: ProgressDisplay, settings: Settings) -> tuple[RunResult, int]:
+def _drive(request: RuntimeRequest, progress: ProgressDisplay, settings: Settings) -> tuple[RunResult, MemError | None]:
+    # Prefect prints each error twice with its whole traceback; the one message for people is ours.
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     from flows.endurance_flow import endurance, show_progress_on
 
-    logging.getLogger("prefect").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="prefect")
     show_progress_on(progress)
     folder = live_root(request, settings) / request.run_id
     try:
         state: Any = endurance(request, return_state=True)
         if state.is_completed():
-            return RunResult.model_validate(state.result()), 0
+            return RunResult.model_validate(state.result()), None
         if state.is_cancelled():
             return _result_of(folder, Interrupted(state.message or "stopped", remedy="The same command goes on."))
         state.result()
@@ -109,12 +116,11 @@ def _drive(request: RuntimeRequest, progress: ProgressDisplay, settings: Setting
     raise InternalError("the flow ended in no known state", remedy="Report this as a bug.")
 
 
-def _result_of(folder: Path, error: MemError) -> tuple[RunResult, int]:
-    """The journal's result of a run that did not complete, with the error said aloud."""
-    print(f"mem: {error}", file=sys.stderr)
+def _result_of(folder: Path, error: MemError) -> tuple[RunResult, MemError]:
+    """The journal's result of a run that did not complete, with its error."""
     try:
         result = run_status(folder)
     except MemError:
         result = RunResult(status="failed", run_id=folder.name)
     status = "interrupted" if error.exit_code == Interrupted.exit_code else "failed"
-    return result.model_copy(update={"status": status, "exit_code": error.exit_code, "message": str(error)}), error.exit_code
+    return result.model_copy(update={"status": status, "exit_code": error.exit_code, "message": str(error)}), error

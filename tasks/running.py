@@ -3,14 +3,15 @@
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 
 from mem_core.bootstrap import RunDraft
-from mem_core.domain.errors import InternalError
+from mem_core.domain.errors import InternalError, Interrupted
 from mem_core.runtime.session.run_session import RunSession
-from mem_core.runtime.session.segment_service import StopFlag
 
+ECHO_S = 1.0
 _DRAFTS: dict[str, RunDraft] = {}
 
 
@@ -45,23 +46,48 @@ def session_of(key: str) -> RunSession:
 
 
 @contextlib.contextmanager
-def stopping_by_signal(stop: StopFlag) -> Iterator[None]:
-    """SIGTERM and SIGINT end the segment at the next step and commit; a second one is obeyed at once.
+def stopping_by_signal(draft: RunDraft) -> Iterator[None]:
+    """SIGTERM and SIGINT end the segment at the next step and commit; while the run is still being opened they are obeyed at once.
 
-    Does nothing outside the main thread, where Python allows no handlers; cancel then comes through the flow run's state.
+    The same signal again, later than the echo of the first one, is obeyed at once; a terminal's SIGINT with a runner's SIGTERM
+    after it is one wish, not two. Does nothing outside the main thread, where Python allows no handlers; cancel then comes
+    through the flow run's state.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def handle(number: int, _: FrameType | None) -> None:
-        if stop:
-            raise KeyboardInterrupt(f"second {signal.Signals(number).name}")
-        stop.by = signal.Signals(number).name
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    handler = _Handler(draft)
+    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+    _HANDLERS.append(handler)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        _HANDLERS.remove(handler)
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+class _Handler:
+    def __init__(self, draft: RunDraft) -> None:
+        self._draft = draft
+        self._first_s: dict[int, float] = {}
+        self._raised = False
+
+    def __call__(self, number: int, _: FrameType | None) -> None:
+        name, now_s = signal.Signals(number).name, time.monotonic()
+        if now_s - self._first_s.setdefault(number, now_s) > ECHO_S:
+            raise KeyboardInterrupt(f"second {name}")
+        stop = self._draft.stop
+        stop.by = stop.by or name
+        if self._draft.session is None and not self._raised:
+            self._raised = True
+            raise Interrupted(f"stopped by {stop.by} before the first step", remedy="The same command starts again.")
+
+
+_HANDLERS: list[_Handler] = []
+
+
+def interrupt_opening() -> None:
+    """From another thread: what a SIGTERM would do to a run that is still being opened; nothing where no handler stands ready."""
+    if _HANDLERS:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)

@@ -1,0 +1,53 @@
+"""From a flow's parameters to the request that is run: overrides, names by date, and what a deployment may not leave open."""
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from mem_core.domain.errors import RequestError
+from mem_core.domain.request import RuntimeRequest
+from mem_core.infrastructure.machine_store import is_remote
+from mem_core.infrastructure.request_file import apply_overrides, build_request
+
+
+def settled_request(request: RuntimeRequest, overrides: Mapping[str, Any] | None, *, deployed: bool, start_unix_s: float) -> RuntimeRequest:
+    """The request with overrides applied.
+
+    `{date}` and `{week}` in an overridden run_id become the day or ISO week of the flow run's first start, so that a weekly
+    schedule trains anew each week, while late runs of one week and retries are the same run.
+
+    Raises:
+        RequestError: an override or the result is wrong, or a deployment has a relative store.
+    """
+    if overrides:
+        named = {name: _dated(value, start_unix_s) if name == "run_id" else value for name, value in overrides.items()}
+        pairs = [f"{name}={json.dumps(value)}" for name, value in named.items()]
+        request = build_request(apply_overrides(request.model_dump(mode="json"), pairs))
+    if deployed:
+        refuse_relative_store(request.store)
+    return request
+
+
+def _dated(value: Any, start_unix_s: float) -> Any:
+    if not isinstance(value, str):
+        return value
+    start = time.localtime(start_unix_s)
+    return value.replace("{date}", time.strftime("%Y-%m-%d", start)).replace("{week}", time.strftime("%G-w%V", start))
+
+
+def refuse_relative_store(store: str) -> None:
+    """A worker elsewhere would resolve it against another folder and start a new run in silence.
+
+    Raises:
+        RequestError: neither absolute, nor below the home folder (`~/...`), nor a URL.
+    """
+    path = store.removeprefix("file://")
+    if not is_remote(store) and not path.startswith(("/", "~")):
+        raise RequestError(
+            "a relative store means another folder on each worker, so a deployment refuses it",
+            field="store",
+            value=store,
+            bound="an absolute path, ~/..., or a URL such as s3://bucket/prefix",
+            remedy='Set store to such a place, for example with overrides {"store": "~/mem/runs"}.',
+        )

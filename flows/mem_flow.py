@@ -1,0 +1,44 @@
+"""MEM's kind of Prefect flow: says what is wrong with its parameters in MEM's words, and runs in a notebook without a server."""
+
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from prefect import Flow
+from prefect.exceptions import ParameterTypeError
+
+from mem_core.domain.errors import RequestError
+from mem_core.domain.request import RuntimeRequest
+from mem_core.infrastructure.request_file import build_request
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class MemFlow(Flow[P, R]):
+    """A flow whose `request` parameter is checked with the same messages as everywhere else."""
+
+    def validate_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Raises RequestError (all that is wrong in one message) instead of pydantic's report."""
+        request = parameters.get("request")
+        if isinstance(request, dict):
+            parameters = {**parameters, "request": build_request(request)}
+        elif "request" in parameters and not isinstance(request, RuntimeRequest):
+            raise RequestError(
+                "this is no request", field="request", value=type(request).__name__, remedy="Give a mapping of request fields."
+            )
+        try:
+            return super().validate_parameters(parameters)
+        except ParameterTypeError as exc:
+            raise RequestError(f"the parameters of this flow do not fit: {exc}", remedy="Its form in the UI names them.") from exc
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it here; where no server is configured, an embedded one is started first."""
+        from flows.local_api import api_at_hand
+
+        with api_at_hand():
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+
+
+def mem_flow(**options: Any) -> Callable[[Callable[P, R]], MemFlow[P, R]]:
+    """`prefect.flow` for MemFlow; takes the same options."""
+    return lambda function: MemFlow(function, **options)

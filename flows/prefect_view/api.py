@@ -1,0 +1,98 @@
+"""The few calls to Prefect's API that the view makes, each with a time limit and without Prefect's own minutes of retries."""
+
+from types import TracebackType
+from typing import Any, Protocol
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+from prefect.client.schemas.objects import StateType
+from prefect.events import emit_event
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+from flows.prefect_view.news import MemEvent
+
+CALL_LIMIT_S = 5.0
+
+
+class ViewApi(Protocol):
+    """What the publishing thread needs. Every call may raise; none may take long."""
+
+    def put_artifact(self, key: str, kind: str, data: Any, description: str) -> None:
+        """Create it the first time, update it in place from then on."""
+        ...
+
+    def emit(self, event: MemEvent) -> None:
+        """Send a custom event."""
+        ...
+
+    def introduce(self) -> None:
+        """Tag the flow run, so that the UI's lists can be filtered by run."""
+        ...
+
+    def stop_wanted(self) -> str:
+        """Why the run is to stop ("" when it is not): a cancel, or a deleted flow run."""
+        ...
+
+    def __enter__(self) -> "ViewApi": ...
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None: ...
+
+
+class PrefectApi:
+    """The real one. Enter it in the thread that uses it, since Prefect's settings are bound to a thread's context."""
+
+    def __init__(self, flow_run_id: UUID, run_id: str, tags: set[str]) -> None:
+        self._flow_run_id = flow_run_id
+        self._related = {"prefect.resource.id": f"prefect.flow-run.{flow_run_id}", "prefect.resource.role": "flow-run"}
+        self._run_id = run_id
+        self._tags = tags
+        self._ids: dict[str, UUID] = {}
+        self._client: SyncPrefectClient | None = None
+        self._settings: Any = None
+
+    def __enter__(self) -> "PrefectApi":
+        self._settings = temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0})
+        self._settings.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+        if self._client is not None:
+            self._client.__exit__(None, None, None)
+        self._settings.__exit__(kind, exc, trace)
+
+    def _api(self) -> SyncPrefectClient:
+        if self._client is None:
+            self._client = get_client(sync_client=True, httpx_settings={"timeout": CALL_LIMIT_S}).__enter__()
+        return self._client
+
+    def put_artifact(self, key: str, kind: str, data: Any, description: str) -> None:
+        """One row per key and flow run: a new row each time would add a version per update."""
+        if key in self._ids:
+            self._api().update_artifact(self._ids[key], ArtifactUpdate(data=data, description=description))
+            return
+        artifact = ArtifactCreate(key=key, type=kind, data=data, description=description, flow_run_id=self._flow_run_id)
+        self._ids[key] = self._api().create_artifact(artifact).id
+
+    def emit(self, event: MemEvent) -> None:
+        """Queued by Prefect's own events thread; never blocks."""
+        emit_event(
+            event.name,
+            resource={"prefect.resource.id": f"mem.run.{self._run_id}", "prefect.resource.name": self._run_id},
+            related=[self._related],
+            payload={"run_id": self._run_id, **event.payload},
+        )
+
+    def introduce(self) -> None:
+        """Adds to the tags that the deployment gave."""
+        self._api().update_flow_run(self._flow_run_id, tags=sorted(self._tags | {"mem", f"run:{self._run_id}"}))
+
+    def stop_wanted(self) -> str:
+        """Asked of the server, since a run without a runner gets no signal."""
+        try:
+            state = self._api().read_flow_run(self._flow_run_id).state
+        except ObjectNotFound:
+            return "the deletion of its flow run"
+        cancelled = state is not None and state.type in (StateType.CANCELLING, StateType.CANCELLED)
+        return "a cancel in Prefect" if cancelled else ""

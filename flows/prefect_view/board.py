@@ -1,0 +1,169 @@
+"""The page of a run: folded from journal lines and progress views, of bounded size however long the run is. Pure."""
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from flows.prefect_view.curves import Curve
+from mem_core.domain.checkpoint import CheckpointVerdict
+from mem_core.domain.environment import EnvironmentReport
+from mem_core.domain.events import (
+    CheckpointCommitted,
+    CheckpointJudged,
+    CheckpointRemoved,
+    DoctorReported,
+    FaultMet,
+    JournalLine,
+    OomAbsorbed,
+    PolicyDecided,
+    Recovered,
+    RunEnded,
+    SegmentEnded,
+    SegmentStarted,
+)
+from mem_core.domain.policy import PolicyDecision
+from mem_core.domain.segment import SegmentCompleted
+from mem_core.infrastructure.telemetry.progress import PreparingView, ProgressView, View
+
+NUM_CHECKPOINTS = 12
+NUM_FAULTS = 20
+NUM_DECISIONS = 10
+
+
+@dataclass
+class CheckpointRow:
+    """One line of the table of checkpoints."""
+
+    step: int
+    size_bytes: int = 0
+    save_s: float = 0.0
+    verdict: CheckpointVerdict | None = None
+    removed: str = ""
+
+
+@dataclass
+class FaultRow:
+    """One line of the table of faults."""
+
+    time_unix_s: float
+    kind: str
+    step: int
+    detail: str
+    recovered_s: float | None = None
+
+
+@dataclass
+class DecisionRow:
+    """One line of the table of decisions."""
+
+    segment_index: int
+    from_step: int
+    until_step: int
+    decision: PolicyDecision
+
+
+@dataclass
+class RunBoard:
+    """What the page shows. Counts are exact; tables keep the newest rows, curves a bounded number of points."""
+
+    run_id: str
+    total_steps: int
+    view: View | None = None
+    environment: EnvironmentReport | None = None
+    checkpoints: dict[int, CheckpointRow] = field(default_factory=dict)
+    faults: deque[FaultRow] = field(default_factory=lambda: deque(maxlen=NUM_FAULTS))
+    decisions: deque[DecisionRow] = field(default_factory=lambda: deque(maxlen=NUM_DECISIONS))
+    loss: Curve = field(default_factory=Curve)
+    memory: Curve = field(default_factory=Curve)
+    segment: SegmentStarted | None = None
+    ended: RunEnded | None = None
+    attempt: int = 0
+    step: int = 0
+    validated_step: int = 0
+    num_segments: int = 0
+    num_faults: int = 0
+    num_ooms_absorbed: int = 0
+    num_decisions: int = 0
+    num_validated: int = 0
+    updated_unix_s: float = 0.0
+    _sequence: int = -1
+
+    def add_view(self, view: View) -> None:
+        """Where things are now."""
+        self.view = view
+        self.updated_unix_s = time.time()
+        if isinstance(view, ProgressView):
+            self.step = view.step
+            self.loss.add(view.step, view.loss)
+            self.memory.add(view.step, view.memory_bytes / 2**20 if view.memory_bytes else None)
+
+    def add_line(self, line: JournalLine) -> bool:
+        """Fold one line in; False where it was folded in before."""
+        if line.sequence <= self._sequence:
+            return False
+        self._sequence = line.sequence
+        self.updated_unix_s = line.time_unix_s
+        if line.attempt != self.attempt:
+            self.attempt, self.ended = line.attempt, None
+        match line.event:
+            case DoctorReported() as event:
+                self.environment = event.report
+            case SegmentStarted() as event:
+                self.segment = event
+            case SegmentEnded() as event:
+                self._segment_ended(event)
+            case CheckpointCommitted() | CheckpointJudged() | CheckpointRemoved() as event:
+                self._checkpoint(event)
+            case PolicyDecided() as event:
+                self.num_decisions += 1
+                self.decisions.append(DecisionRow(event.segment_index, event.plan.from_step, event.plan.until_step, event.decision))
+            case FaultMet() as event:
+                self.num_faults += 1
+                self.faults.append(FaultRow(line.time_unix_s, event.kind, event.step, event.detail))
+            case Recovered() as event:
+                self._recovered(event)
+            case OomAbsorbed():
+                self.num_ooms_absorbed += 1
+            case RunEnded() as event:
+                self.ended = event
+            case _:
+                pass
+        return True
+
+    def _segment_ended(self, event: SegmentEnded) -> None:
+        if isinstance(event.outcome, SegmentCompleted):
+            self.num_segments += 1
+            self.step = event.outcome.to_step
+            self.loss.add(event.outcome.to_step, event.outcome.loss_last)
+            self.memory.add(event.outcome.to_step, event.outcome.peak_bytes / 2**20 if event.outcome.peak_bytes else None)
+
+    def _checkpoint(self, event: CheckpointCommitted | CheckpointJudged | CheckpointRemoved) -> None:
+        match event:
+            case CheckpointCommitted():
+                self.checkpoints[event.step] = CheckpointRow(event.step, event.size_bytes, event.duration_s)
+            case CheckpointJudged():
+                self.checkpoints.setdefault(event.verdict.step, CheckpointRow(event.verdict.step)).verdict = event.verdict
+                if event.verdict.valid:
+                    self.num_validated += 1
+                    self.validated_step = max(self.validated_step, event.verdict.step)
+            case CheckpointRemoved():
+                if event.step in self.checkpoints:
+                    self.checkpoints[event.step].removed = event.reason
+        for step in sorted(self.checkpoints)[:-NUM_CHECKPOINTS]:
+            del self.checkpoints[step]
+
+    def _recovered(self, event: Recovered) -> None:
+        for row in reversed(self.faults):
+            if row.recovered_s is None and row.kind == event.kind:
+                row.recovered_s = event.recovered_s
+                return
+
+    @property
+    def percent(self) -> float:
+        """Share of the applied steps that are done."""
+        return min(100.0, 100.0 * self.step / self.total_steps) if self.total_steps else 0.0
+
+    @property
+    def preparing(self) -> PreparingView | None:
+        """Set while data is being prepared."""
+        return self.view if isinstance(self.view, PreparingView) else None
