@@ -10,69 +10,82 @@ from typing import Any, Literal
 ALLOCATOR_WORDS = "[enforce fail at alloc_cpu.cpp:129] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes."
 
 
-@dataclass
+@dataclass(frozen=True)
 class PlannedOom:
-    """Fails the pass number `micro_batch` of batch `batch_index` on `rank`, `times` times in a row, once per file `marker`.
+    """Fails one pass of batch `batch_index` on `rank`, `times` tries of the batch in a row.
 
-    In "backward" a hook on the first parameter fails, so that a part of the gradients is there already. `marker` is a file
-    that outlives the process, so that a restarted group does not meet the fault again.
+    In "backward" a hook on the first parameter fails, so that a part of the gradients is there already; in "step" nothing of the
+    update has been applied yet.
     """
 
     phase: Literal["forward", "backward", "step"]
     batch_index: int
-    micro_batch: int
-    times: int
-    marker: Path
+    where: Literal["first", "middle", "last"] = "first"
+    times: int = 1
     rank: int = 0
 
 
-def fail_allocation(runner: Any, plan: PlannedOom) -> None:
-    """Wrap the engine's verbs so that they fail as planned."""
-    if runner.spec.rank != plan.rank:
-        return
-    state = {"batch": -1, "pass": 0}
-    engine = runner.engine
-    forward, backward, step = engine.forward, engine.backward, engine.step
+class OomInjector:
+    """Wraps the verbs of one rank's engine. Each firing is a line in `<folder>/<number of the plan>`, which outlives the process."""
 
-    def due(phase: str) -> bool:
-        at = runner.position.batch_index == plan.batch_index
-        done = plan.marker.stat().st_size if plan.marker.exists() else 0
-        if not at or phase != plan.phase or done >= plan.times or (phase != "step" and state["pass"] - 1 != plan.micro_batch and not done):
-            return False
-        with plan.marker.open("ab") as file:
-            file.write(b".")
-        return True
+    def __init__(self, runner: Any, plans: tuple[PlannedOom, ...], folder: Path) -> None:
+        self._runner, self._plans, self._folder = runner, plans, folder
+        self._pass, self._num_passes = 0, 0
+        self._engine = runner.engine
+        self._forward, self._backward, self._step = self._engine.forward, self._engine.backward, self._engine.step
+        self._accumulate = runner._passes.accumulate
+        self._engine.forward, self._engine.backward, self._engine.step = self.forward, self.backward, self.step
+        runner._passes.accumulate = self.accumulate
 
-    def failing_forward(**inputs: Any) -> Any:
-        if state["batch"] != runner.position.batch_index:
-            state.update(batch=runner.position.batch_index)
-            state["pass"] = 0
-        state["pass"] += 1
-        if due("forward"):
+    def accumulate(self, micro_batches: tuple[Any, ...], *arguments: Any) -> float:
+        self._pass, self._num_passes = -1, len(micro_batches)
+        return self._accumulate(micro_batches, *arguments)
+
+    def forward(self, **inputs: Any) -> Any:
+        self._pass += 1
+        if self._due("forward"):
             raise RuntimeError(ALLOCATOR_WORDS)
-        return forward(**inputs)
+        return self._forward(**inputs)
 
-    def failing_backward(loss: Any) -> None:
-        if not due("backward"):
-            backward(loss)
+    def backward(self, loss: Any) -> None:
+        if not self._due("backward"):
+            self._backward(loss)
             return
-        parameter = next(iter(p for p in engine.raw.module.parameters() if p.requires_grad))
 
         def fail(_: Any) -> None:
             raise RuntimeError(ALLOCATOR_WORDS)
 
-        hook = parameter.register_hook(fail)
+        hook = next(p for p in self._engine.raw.module.parameters() if p.requires_grad).register_hook(fail)
         try:
-            backward(loss)
+            self._backward(loss)
         finally:
             hook.remove()
 
-    def failing_step() -> bool:
-        if due("step"):
+    def step(self) -> bool:
+        if self._due("step"):
             raise RuntimeError(ALLOCATOR_WORDS)
-        return step()
+        return self._step()
 
-    engine.forward, engine.backward, engine.step = failing_forward, failing_backward, failing_step
+    def _due(self, phase: str) -> bool:
+        for number, plan in enumerate(self._plans):
+            index = {"first": 0, "middle": self._num_passes // 2, "last": self._num_passes - 1}[plan.where]
+            here = plan.phase == phase and plan.batch_index == self._runner.position.batch_index and plan.rank == self._runner.spec.rank
+            if here and (phase == "step" or index == self._pass) and fired(self._folder, number) < plan.times:
+                with (self._folder / str(number)).open("ab") as file:
+                    file.write(b".")
+                return True
+        return False
+
+
+def fired(folder: Path, number: int) -> int:
+    """How often the plan of this number has fired."""
+    path = folder / str(number)
+    return path.stat().st_size if path.exists() else 0
+
+
+def fail_allocations(runner: Any, plans: tuple[PlannedOom, ...], folder: Path) -> None:
+    """Fail as planned."""
+    OomInjector(runner, plans, folder)
 
 
 def limit_address_space(runner: Any, headroom_bytes: int) -> None:

@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+from mem_core.core.memory_fit import exhausted_remedy
 from mem_core.core.memory_ladder import MicroBatch, PlanBounds, largest_micro_batch, merge_changes, shrink_plan
 from mem_core.core.run_fold import fold_state
 from mem_core.core.state_manager import StateManager
 from mem_core.domain.checkpoint import TrainingPosition
-from mem_core.domain.events import MemoryPlanChanged, Noted, OomAbsorbed
+from mem_core.domain.environment import MemoryBudget
+from mem_core.domain.errors import MemError, MemoryExhausted
+from mem_core.domain.events import DoctorReported, MemoryPlanChanged, Noted, OomAbsorbed
 from mem_core.domain.plan import MemoryPlan, MemoryPlanChange, plan_at, record_change
 from mem_core.domain.segment import OutOfMemory, SegmentFailure, describe_failure
 from mem_core.infrastructure.telemetry.progress import Progress
@@ -25,7 +28,10 @@ class MemoryService:
         self._spec = spec
         self._state = state
         self._progress = progress
-        self.changes = fold_state(state.lines()).memory_plan_changes
+        lines = state.lines()
+        self.changes = fold_state(lines).memory_plan_changes
+        reports = [line.event.report for line in lines if isinstance(line.event, DoctorReported)]
+        self._budgets: tuple[MemoryBudget, ...] = reports[-1].memory if reports else ()
         self._bounds: PlanBounds | None = None
 
     @property
@@ -76,6 +82,20 @@ class MemoryService:
         )
         self.record((MemoryPlanChanged(change=change, observed_bytes=evidence.peak_bytes or 0, limit_bytes=evidence.limit_bytes or 0),))
         return True
+
+    def exhausted(self, failure: SegmentFailure, error: MemoryExhausted) -> MemoryExhausted:
+        """The same error with the ways out and their numbers as its remedy."""
+        from mem_core.infrastructure.machine_model import read_model_numbers
+
+        evidence = failure.evidence
+        memory = {budget.kind: budget.budget_bytes for budget in self._budgets}
+        limit = evidence.limit_bytes or memory.get("device" if self._spec.device == "cuda" else "host", 0)
+        try:
+            model = read_model_numbers(self._spec.request.model.source)
+        except (MemError, OSError):
+            return error
+        remedy = exhausted_remedy(model, self._spec.request, self._spec.dtype, self._spec.device, limit)
+        return MemoryExhausted(error.problem, remedy=remedy)
 
     def _next_plan(self, failure: SegmentFailure) -> MemoryPlan | None:
         adaptive = self._spec.request.memory.mode == "adaptive"
