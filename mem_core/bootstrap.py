@@ -1,5 +1,6 @@
 """The composition root: the one place where parts are wired into a run. Importing it acts on nothing."""
 
+import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from mem_core.runtime.models.facts import ModelFacts, describe_model
 from mem_core.runtime.session.advice_service import AdviceService
 from mem_core.runtime.session.checkpoint_service import CheckpointService
 from mem_core.runtime.session.prepare_service import prepare_ops, prepare_tokens
+from mem_core.runtime.session.replay_service import ReplayService
 from mem_core.runtime.session.run_session import RunSession, folded_limits, policy_engine
 from mem_core.runtime.session.segment_service import SegmentService, StopFlag
 from mem_core.runtime.session.validator_process import ValidatorProcess
@@ -219,6 +221,7 @@ def _wire(draft: RunDraft, record: RunRecord) -> RunSession:
         highest_step=highest_step,
     )
     advice = AdviceService(request, environment, state, _known(draft.policy), record.default_plan, draft.planner, state.folder / "metrics")
+    validator.replay = ReplayService(server, segments.spec, state.folder / "live" / f"{os.getpid()}-replay", segments.replay_evidence)
     return RunSession(
         request=request, environment=environment, state=state, server=server, segments=segments, checkpoints=checkpoints,
         validator=validator, advice=advice, progress=draft.progress, stop=draft.stop, failures_without_progress=failures,

@@ -31,9 +31,10 @@ from mem_core.runtime.worker.board import Board
 from mem_core.runtime.worker.classify import classify, memory_kind
 from mem_core.runtime.worker.heartbeat import HeartbeatWriter
 from mem_core.runtime.worker.memory_board import MemoryBoard
-from mem_core.runtime.worker.protocol import Saved, SegmentDone, Train, WorkerSpec
+from mem_core.runtime.worker.protocol import ReplayEvidence, Saved, SegmentDone, Train, WorkerSpec
 
 RNG_MULTIPLIER = 1_000_003  # a prime: (seed, batch, rank) triples of one run do not collide
+REPLAY_STEPS = 2
 MAX_TRIES_OF_A_BATCH = 64  # the ladder ends long before
 
 
@@ -112,7 +113,7 @@ class DeepSpeedRunner:
 
     # -- training -------------------------------------------------------------------------------------------------------
 
-    def train(self, order: Train, on_saved: Callable[[Saved], None]) -> SegmentDone:
+    def train(self, order: Train, on_saved: Callable[[Saved | ReplayEvidence], None]) -> SegmentDone:
         """Run steps until `order.until_step` applied updates, an order to stop, or `every_s`; then snapshot."""
         started_s = time.monotonic()
         self._enter_segment(order.hyperparams)
@@ -126,6 +127,8 @@ class DeepSpeedRunner:
                 break
             self._step(order.hyperparams, columns)
             self._warm = True
+            if order.replay_of is not None and len(columns) == min(REPLAY_STEPS, order.until_step - order.replay_of):
+                on_saved(self._replay_evidence(order.replay_of, columns, order.hyperparams))
         interrupted = self.position.applied_steps < order.until_step
         trained_s = time.monotonic()
         self._finish_losses(columns)
@@ -253,14 +256,22 @@ class DeepSpeedRunner:
             }
         )
 
+    def _replay_evidence(self, step: int, columns: StepColumns, hyperparams: Hyperparams) -> ReplayEvidence:
+        losses = self._summed(columns.losses())
+        return ReplayEvidence(step, hyperparams, tuple(losses), tuple(norm for _, _, norm, _ in columns.trajectory()))
+
+    def _summed(self, losses: list[float]) -> list[float]:
+        """Each rank's part of each loss, summed over the ranks; every rank must call it."""
+        parts = torch.tensor(losses, dtype=torch.float64)
+        if self.spec.num_ranks > 1 and losses:
+            on_device = parts.to(self._device)
+            torch.distributed.all_reduce(on_device)
+            parts = on_device.cpu()
+        return parts.tolist()
+
     def _finish_losses(self, columns: StepColumns) -> None:
         """Sum the ranks' parts of the losses, once per segment, and chain the trajectory digest."""
-        losses = torch.tensor(columns.losses(), dtype=torch.float64)
-        if self.spec.num_ranks > 1 and len(columns):
-            on_device = losses.to(self._device)
-            torch.distributed.all_reduce(on_device)
-            losses = on_device.cpu()
-        columns.replace_losses(losses.tolist())
+        columns.replace_losses(self._summed(columns.losses()))
         digest = self.position.trajectory_digest
         for index, loss, norm, split in columns.trajectory():
             digest = chain_step(digest, index, split, loss, norm)

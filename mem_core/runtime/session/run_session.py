@@ -10,7 +10,7 @@ from mem_core.core.mem_orchestrator import Finish, GiveUp, Limits, Pause, Progre
 from mem_core.core.run_fold import fold_result, fold_state
 from mem_core.core.state_manager import StateManager
 from mem_core.domain.environment import EnvironmentReport
-from mem_core.domain.errors import InternalError, Interrupted, MemError, PolicyRefused, StoreUnavailable
+from mem_core.domain.errors import InternalError, Interrupted, MemError, MemoryExhausted, PolicyRefused, StoreUnavailable
 from mem_core.domain.events import Evaluated, Noted, RunEnded
 from mem_core.domain.plan import Hyperparams
 from mem_core.domain.request import RuntimeRequest
@@ -99,6 +99,8 @@ class RunSession:
         except SegmentFailed as exc:
             self._after_failure(exc.failure)
             raise RetrySegment(str(exc)) from exc
+        if outcome.to_step >= self.request.training.max_steps:
+            self.segments.probe_last()
         return outcome
 
     def complete_save(self, step: int) -> SaveResult:
@@ -141,6 +143,8 @@ class RunSession:
                 if action.delay_s:
                     with self.segments.ledger.bucket("restart"):
                         time.sleep(action.delay_s)
+            case GiveUp(MemoryExhausted() as error) if self.request.memory.mode == "adaptive":
+                raise self.segments.memory.exhausted(failure, error)
             case GiveUp():
                 raise action.error
             case Train() | Finish() | Pause():

@@ -12,13 +12,16 @@ from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.events import FaultMet, Recovered, SegmentEnded, SegmentStarted
 from mem_core.domain.plan import Hyperparams
 from mem_core.domain.segment import Evidence, SaveFailed, SegmentCompleted, SegmentFailure, SegmentInterrupted, describe_failure
+from mem_core.infrastructure.telemetry.metrics import discard_metrics_after
 from mem_core.infrastructure.telemetry.progress import Progress, ProgressView
 from mem_core.runtime.session.checkpoint_service import CheckpointService, PendingSave, resume_position
 from mem_core.runtime.session.memory_service import MemoryService
 from mem_core.runtime.worker.heartbeat import Heartbeat
-from mem_core.runtime.worker.protocol import SegmentDone, Train, WorkerSpec
+from mem_core.runtime.worker.protocol import ReplayEvidence, SegmentDone, Train, WorkerSpec
 from mem_core.runtime.worker_group.group import GroupFailed, WorkerGroup
 from mem_core.runtime.worker_group.processes import ForkServer
+
+PROBE_STEPS = 2
 
 
 class SegmentFailed(Exception):
@@ -62,6 +65,7 @@ class SegmentService:
     reached_batch: int = 0
     _memory: MemoryService | None = None
     _group: WorkerGroup | None = None
+    _spent: WorkerGroup | None = None
     _tries: int = 0
     _fault: tuple[str, float] | None = None
     _last_second_s: float = field(default=0.0)
@@ -91,7 +95,7 @@ class SegmentService:
         self.position = None
 
     def _ready_group(self) -> WorkerGroup:
-        if self._group is not None and self.position is not None:
+        if self._group is not None and self.position is not None and self._group is not self._spent:
             return self._group
         self.lose_engine()
         self.checkpoints.wait_idle()
@@ -109,9 +113,18 @@ class SegmentService:
                 on_record=self.memory.record,
                 memory_limit_bytes=self.memory_limit_bytes,
             )
-            self._group.restore(str(folder) if folder is not None else None, position, self.reached_batch)
+            ready = self._group.restore(str(folder) if folder is not None else None, position, self.reached_batch)
+            self._parameters = ready.parameters
             self.position = position
+            self._drop_lost_metrics(position.applied_steps)
         return self._group
+
+    def _drop_lost_metrics(self, step: int) -> None:
+        """Rows of steps that are done again would otherwise stand twice in the plots."""
+        try:
+            discard_metrics_after(self.state.folder / "metrics", step)
+        except OSError as exc:
+            self.progress.note(f"old metrics could not be removed: {exc}")
 
     # -- one try --------------------------------------------------------------------------------------------------------
 
@@ -139,11 +152,34 @@ class SegmentService:
 
     def _drive(self, group: WorkerGroup, segment_index: int, until_step: int, hyperparams: Hyperparams, staging: Path) -> SegmentDone:
         self.ledger.enter("productive")
-        order = Train(until_step, hyperparams, str(staging), every_s=self.spec.request.checkpoint.every_s)
+        section = self.spec.request.checkpoint
+        before = self.locate().applied_steps
+        replay_of = before if section.validation == "replay" and before else None
+        order = Train(until_step, hyperparams, str(staging), every_s=section.every_s, replay_of=replay_of)
         try:
             return group.train(order, lambda beats: self._on_beat(beats, segment_index), lambda: bool(self.stop))
         finally:
             self.ledger.enter("idle")
+
+    def probe_last(self) -> None:
+        """After the last segment: two steps past the end, never saved, as evidence for the replay of the last checkpoint."""
+        if self.spec.request.checkpoint.validation != "replay" or self._group is None or self.position is None:
+            return
+        step = self.position.applied_steps
+        with self.ledger.bucket("validation_wait"):
+            try:
+                order = Train(step + PROBE_STEPS, self.position.hyperparams, staging=None, replay_of=step)
+                self._group.train(order, lambda beats: None, lambda: False)
+            except GroupFailed:
+                self.progress.note("the workers died after the last segment; its replay goes without recorded steps")
+        self._spent = self._group
+
+    def replay_evidence(self, step: int, deadline_s: float) -> ReplayEvidence | None:
+        """What the live run did after the checkpoint of `step`; None where no engine stands behind it any more."""
+        group = self._group
+        if group is None:
+            return None
+        return group.wait_evidence(step, 1.0 if group is self._spent else deadline_s)
 
     def _on_beat(self, beats: list[Heartbeat], segment_index: int) -> None:
         beat = beats[0]
@@ -212,6 +248,7 @@ class SegmentService:
         self.state.emit(SegmentEnded(segment_index=segment_index, outcome=outcome))
         self.state.emit(self.ledger.drain())
         if done.interrupted and self.stop:
+            self._spent = group  # no further step will come from it
             return SegmentInterrupted(by=self.stop.by, to_step=step)
         return outcome
 
@@ -221,11 +258,17 @@ class SegmentService:
         self._fault = (failure.kind, time.monotonic())
         self.restarts += 1
         self.lose_engine()
+        self.validated_step = self._proven_step() or None
         self.state.emit(SegmentEnded(segment_index=segment_index, outcome=failure))
         self.state.emit(FaultMet(kind=failure.kind, step=self.validated_step or 0, detail=describe_failure(failure)))
         self.state.emit(self.ledger.drain())
         self.progress.note(f"{describe_failure(failure)}; going on from step {self.validated_step or 0}")
         return SegmentFailed(failure)
+
+    def _proven_step(self) -> int:
+        """Newest step with a good verdict, a save in flight included: where the next try starts."""
+        self.checkpoints.wait_idle()
+        return max((info.step for info in self.checkpoints.manager.listing() if info.state == "valid"), default=0)
 
     def save_failed(self, segment_index: int, problem: str) -> SegmentFailure:
         """Journal a save that came to nothing while the engine stayed sound."""

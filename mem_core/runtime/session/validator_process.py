@@ -1,13 +1,14 @@
 """Checkpoints are judged in a process of their own, so that neither training nor the flow process pays for it or dies of it."""
 
 import os
+import time
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from mem_core.domain.checkpoint import CheckpointManifest, CheckpointVerdict
 from mem_core.domain.errors import EnvironmentUnfit
-from mem_core.runtime.checkpoint_manager.validator import IntegrityValidator, Level
+from mem_core.runtime.checkpoint_manager.validator import IntegrityValidator, Level, Replay
 from mem_core.runtime.worker_group.processes import ChildProcess, ForkServer
 
 ENTRY = "mem_core.runtime.session.validator_process:validator_main"
@@ -35,7 +36,9 @@ def validator_main(connection: Connection) -> None:
 class ValidatorProcess:
     """A `Validator` whose work is done in a forked child; a child that died is replaced once per call."""
 
-    def __init__(self, server: ForkServer, validator: IntegrityValidator) -> None:
+    def __init__(self, server: ForkServer, validator: IntegrityValidator, replay: Replay | None = None) -> None:
+        """`replay` starts processes of its own, so it runs here and not in the child."""
+        self.replay = replay
         self._server = server
         self._validator = validator
         self._child: ChildProcess | None = None
@@ -48,14 +51,22 @@ class ValidatorProcess:
         """
         size_bytes = sum(entry.size_bytes for entry in manifest.files)
         for _ in range(2):
-            answer = self._ask((folder, manifest, previous_weights_digest, level), MIN_DEADLINE_S + size_bytes / BYTES_PER_S)
+            answer = self._ask((folder, manifest, previous_weights_digest, "integrity"), MIN_DEADLINE_S + size_bytes / BYTES_PER_S)
             if isinstance(answer, CheckpointVerdict):
-                return answer
+                return self._replayed(folder, manifest, answer) if level == "replay" else answer
             if answer is not None:
                 raise EnvironmentUnfit(f"the checkpoint could not be judged: {answer}", remedy="Read logs/validator.log in the run folder.")
         raise EnvironmentUnfit("the validating process died twice", remedy="Read logs/validator.log; memory may be short.")
 
-    def _ask(self, order: tuple[Path, CheckpointManifest, str, Level], deadline_s: float) -> CheckpointVerdict | str | None:
+    def _replayed(self, folder: Path, manifest: CheckpointManifest, verdict: CheckpointVerdict) -> CheckpointVerdict:
+        if not verdict.valid or self.replay is None:
+            return verdict
+        started_s = time.monotonic()
+        reasons = tuple(f"replay: {reason}" for reason in self.replay(folder, manifest))
+        duration_s = verdict.duration_s + time.monotonic() - started_s
+        return verdict.model_copy(update={"level": "replay", "valid": not reasons, "reasons": reasons, "duration_s": duration_s})
+
+    def _ask(self, order: tuple[Path, CheckpointManifest, str, str], deadline_s: float) -> CheckpointVerdict | str | None:
         child = self._child or self._start()
         try:
             child.connection.send(order)

@@ -60,6 +60,8 @@ class Train:
     hyperparams: Hyperparams
     staging: str | None
     every_s: float | None = None
+    replay_of: int | None = None
+    """Report the first steps early: they are what a replay of the checkpoint of this step must come to again."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,16 @@ class Saved:
 
 
 @dataclass(frozen=True)
+class ReplayEvidence:
+    """The first steps after the checkpoint of `step`: what they ran with and what came out, summed over ranks."""
+
+    step: int
+    hyperparams: Hyperparams
+    losses: tuple[float, ...]
+    grad_norms: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
 class Evaluated:
     """Validation loss per token, over all ranks."""
 
@@ -128,4 +140,4 @@ class Failed:
 
 
 Command = Restore | Train | Evaluate | Stop
-Reply = Ready | SegmentDone | Saved | Evaluated | Record | Failed
+Reply = Ready | SegmentDone | Saved | ReplayEvidence | Evaluated | Record | Failed

@@ -9,6 +9,7 @@ Protocol on the sequenced-packet socket: the owner sends {"entry": "module:funct
 gone (negative: killed by that signal), so that each child has its own channel and nothing is shared.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -93,10 +94,8 @@ def _report_exits(exit_pipes: dict[int, int]) -> None:
 
 
 def _write(descriptor: int, text: str) -> None:
-    try:
+    with contextlib.suppress(BrokenPipeError):  # the owner has lost interest in this child
         os.write(descriptor, text.encode())
-    except BrokenPipeError:
-        pass  # the owner has lost interest in this child
 
 
 def _run_child(link, control_fd: int, exit_fd: int, order: dict[str, str]) -> None:  # type: ignore[no-untyped-def]

@@ -1,21 +1,20 @@
 """The rank processes of one try: started, watched, interrupted, replaced. Supervision is outside the training processes."""
 
+import contextlib
 import queue
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing.connection import wait as wait_connections
 from pathlib import Path
 from typing import Any
 
-from mem_core.core.deadlines import is_hung, silence_allowed_s
+from mem_core.core.deadlines import PhaseTimes
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.segment import Evidence, Hung, SegmentFailure, WorkerLost
 from mem_core.infrastructure.cgroups import KillCounter
-from mem_core.infrastructure.process_facts import cpu_seconds, tail
+from mem_core.infrastructure.process_facts import start_ticks, tail
 from mem_core.runtime.worker.board import Board
 from mem_core.runtime.worker.classify import classify_death
 from mem_core.runtime.worker.heartbeat import Heartbeat, HeartbeatReader
@@ -27,6 +26,7 @@ from mem_core.runtime.worker.protocol import (
     Ready,
     Record,
     Recorded,
+    ReplayEvidence,
     Reply,
     Restore,
     Saved,
@@ -34,11 +34,16 @@ from mem_core.runtime.worker.protocol import (
     Train,
     WorkerSpec,
 )
+from mem_core.runtime.worker_group.first_cause import first_cause, is_echo
 from mem_core.runtime.worker_group.processes import ChildProcess, ForkServer
+from mem_core.runtime.worker_group.pump import ReplyPump
+from mem_core.runtime.worker_group.silence import SilenceWatch
 
 ENTRY = "mem_core.runtime.worker.main:rank_main"
 POLL_S = 0.05
 TERM_GRACE_S = 0.5
+SETTLE_S = 0.5
+STACKS_S = 0.2
 
 
 class GroupFailed(Exception):
@@ -61,33 +66,35 @@ class WorkerGroup:
         hang_factor: float,
         on_record: Callable[[tuple[Any, ...]], None] = lambda events: None,
         memory_limit_bytes: int = 0,
+        times: PhaseTimes | None = None,
+        entry: str = ENTRY,
     ) -> None:
-        """`on_record` journals what rank 0 asks for in the middle of a command; `memory_limit_bytes` is that of all ranks."""
+        """`folder` is this process's own corner of the run's `live` folder, named by its pid.
+
+        `on_record` journals what rank 0 asks for in the middle of a command; `memory_limit_bytes` is that of all ranks; `times`
+        carries what was learned about deadlines over tries.
+        """
         self._server = server
+        self._entry = entry
         self._folder = folder / f"try-{try_number:04d}"
+        _remove_folders_of_the_dead(folder.parent)
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._hang_factor = hang_factor
         self._on_record = on_record
         self._memory_limit_bytes = memory_limit_bytes
         self._kill_counters: list[KillCounter] = []
         self.board = Board.create(self._folder / "board")
-        self._replies: queue.Queue[tuple[int, Reply | None]] = queue.Queue()
-        self._saved: dict[tuple[int, int], Saved] = {}
-        self._changed = threading.Condition()
-        self._dead = False
         self.failure: SegmentFailure | None = None
-        self._slowest_s: dict[str, float] = {}
-        self._cpu_at_beat: dict[int, tuple[float, float]] = {}
+        self.num_ranks = spec.num_ranks
         self._children: list[ChildProcess] = []
         self._readers: list[HeartbeatReader] = []
         for rank in range(spec.num_ranks):
             self._start_rank(spec, rank)
-        self._pump_thread = threading.Thread(target=self._pump, name=f"worker-group-{try_number}", daemon=True)
-        self._pump_thread.start()
+        self._watch = SilenceWatch(self._readers, times or PhaseTimes(), hang_factor)
+        self._pump = ReplyPump(self._children, f"worker-group-{try_number}")
 
     def _start_rank(self, spec: WorkerSpec, rank: int) -> None:
         heartbeat = self._folder / f"rank-{rank}.heartbeat"
-        child = self._server.fork(ENTRY, f"rank-{rank}.log")
+        child = self._server.fork(self._entry, f"rank-{rank}.log")
         child.connection.send(
             replace(
                 spec,
@@ -99,11 +106,6 @@ class WorkerGroup:
         )
         self._children.append(child)
         self._readers.append(HeartbeatReader(heartbeat))
-
-    @property
-    def num_ranks(self) -> int:
-        """Number of rank processes."""
-        return len(self._children)
 
     @property
     def pids(self) -> list[int]:
@@ -148,40 +150,36 @@ class WorkerGroup:
         Raises:
             GroupFailed: the group died before. TimeoutError: a writer took too long.
         """
-        end = time.monotonic() + deadline_s
-        with self._changed:
-            while True:
-                found = [self._saved.get((step, rank)) for rank in range(self.num_ranks)]
-                if all(item is not None for item in found):
-                    return [item for item in found if item is not None]
-                if self._dead:
-                    raise GroupFailed(
-                        self.failure or WorkerLost(cause="the group ended before its files were written", evidence=Evidence())
-                    )
-                left_s = end - time.monotonic()
-                if left_s <= 0:
-                    raise TimeoutError(f"no complete save of step {step} within {deadline_s:.0f} s")
-                self._changed.wait(left_s)
+        found = self._pump.wait_saved(step, self.num_ranks, deadline_s)
+        if found is None:
+            raise GroupFailed(self.failure or WorkerLost(cause="the group ended before its files were written", evidence=Evidence()))
+        return found
+
+    def wait_evidence(self, step: int, deadline_s: float) -> ReplayEvidence | None:
+        """What the first steps after the checkpoint of `step` came to; None where they are not done within the deadline or ever."""
+        return self._pump.wait_evidence(step, deadline_s)
 
     def stop(self) -> None:
-        """End all ranks: TERM, a grace, KILL; then forget the try's files. Safe to call twice."""
-        for number, grace_s in ((signal.SIGTERM, TERM_GRACE_S), (signal.SIGKILL, 5.0)):
+        """End all ranks: TERM, a grace, KILL; then forget the try's files. Safe to call twice.
+
+        A stopped process acts on TERM only when it is continued. A rank that is not forked yet ends by itself when it finds its
+        connection closed.
+        """
+        for numbers, grace_s in (((signal.SIGTERM, signal.SIGCONT), TERM_GRACE_S), ((signal.SIGKILL,), 5.0)):
             for child in self._children:
                 if child.exit_code() is None:
-                    child.signal_group(number)
+                    for number in numbers:
+                        child.signal_group(number)
             if self._wait_gone(grace_s):
                 break
-        with self._changed:
-            self._dead = True
-            self._changed.notify_all()
-        self._pump_thread.join(timeout=5)
+        self._pump.close()
         for child in self._children:
             child.close()
-        self._children_closed()
-
-    def _children_closed(self) -> None:
         self._children = []
         shutil.rmtree(self._folder, ignore_errors=True)
+        for folder in (self._folder.parent, self._folder.parent.parent):
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # the last try takes the empty folders with it
 
     # -- watching -------------------------------------------------------------------------------------------------------
 
@@ -196,21 +194,32 @@ class WorkerGroup:
         asked_s = time.monotonic()
         while len(replies) < self.num_ranks:
             try:
-                rank, reply = self._replies.get(timeout=POLL_S)
+                rank, reply = self._pump.replies.get(timeout=POLL_S)
             except queue.Empty:
                 each_poll()
                 self._check_silence(asked_s, replies)
                 continue
-            if reply is None:
-                self._fail(self._lost(rank))
-            elif isinstance(reply, Failed):
-                self._fail(reply.failure)
+            if reply is None or isinstance(reply, Failed):
+                self._fail(self._first_cause(rank, reply))
             elif isinstance(reply, Record):
                 self._on_record(reply.events)
                 self._children[rank].connection.send(Recorded())
             else:
                 replies[rank] = reply
         return [replies[rank] for rank in range(self.num_ranks)]
+
+    def _first_cause(self, rank: int, reply: Failed | None) -> SegmentFailure:
+        """A rank that lost its peer often says so before the peer's own end is seen: give the true cause a moment to arrive."""
+        failures = [self._lost(rank) if reply is None else reply.failure]
+        end = time.monotonic() + SETTLE_S
+        while all(is_echo(failure) for failure in failures) and len(failures) < self.num_ranks:
+            try:
+                other, later = self._pump.replies.get(timeout=max(0.001, end - time.monotonic()))
+            except queue.Empty:
+                break
+            if other != rank and (later is None or isinstance(later, Failed)):
+                failures.append(self._lost(other) if later is None else later.failure)
+        return first_cause(failures)
 
     def _fail(self, failure: SegmentFailure) -> None:
         """The first failing rank's cause is the group's; everybody else is ended."""
@@ -236,80 +245,40 @@ class WorkerGroup:
         return classify_death(evidence, oom_kills=sum(counter.kills() for counter in self._kill_counters))
 
     def _check_silence(self, asked_s: float, replies: dict[int, Reply]) -> None:
-        now = time.monotonic()
-        for rank, reader in enumerate(self._readers):
-            if rank in replies:
-                continue
-            beat = reader.read()
-            phase = beat.phase
-            self._slowest_s[phase] = max(self._slowest_s.get(phase, 0.0), beat.step_s)
-            last_s = max(beat.beat_s, asked_s)
-            silent_s = now - last_s
-            allowed_s = silence_allowed_s(phase, self._slowest_s[phase], self._hang_factor)  # type: ignore[arg-type]
-            if silent_s < 0.5:
-                self._cpu_at_beat[rank] = (last_s, cpu_seconds(self._children[rank].pid))
-                continue
-            since_s, cpu_s = self._cpu_at_beat.setdefault(rank, (last_s, cpu_seconds(self._children[rank].pid)))
-            if since_s != last_s:
-                self._cpu_at_beat[rank] = (last_s, cpu_seconds(self._children[rank].pid))
-            elif is_hung(silent_s, allowed_s, cpu_seconds(self._children[rank].pid) - cpu_s):
-                self._fail(self._hung(rank, beat, silent_s))
+        # A rank that is not forked yet waits for the server's imports: the server's CPU time is its own.
+        pids = [child.pid if child.pid is not None else self._server.pid for child in self._children]
+        sign = self._watch.look(time.monotonic(), asked_s, pids, replies.keys())
+        if sign is not None:
+            self._fail(self._hung(sign.rank, sign.silent_s))
 
-    def _hung(self, rank: int, beat: Heartbeat, silent_s: float) -> Hung:
-        """Collect the stacks of all ranks before anything is killed."""
-        for child in self._children:
-            child.signal(signal.SIGUSR1)
-        time.sleep(0.2)
+    def _hung(self, rank: int, silent_s: float) -> Hung:
+        """Collect the stacks of all ranks before anything is killed; a stopped rank is continued, since it could not tell its own."""
+        for number in (signal.SIGUSR1, signal.SIGCONT):
+            for child in self._children:
+                child.signal(number)
+        time.sleep(STACKS_S)
+        beat = self._readers[rank].read()
         stacks = "\n".join(f"rank {i}:\n" + "\n".join(tail(child.log_path, 40)) for i, child in enumerate(self._children))
-        evidence = Evidence(rank=rank, phase=beat.phase, batch_index=beat.batch_index, stacks=stacks[-8000:])  # type: ignore[arg-type]
+        evidence = Evidence(
+            rank=rank,
+            phase=self._watch.phase(rank),
+            batch_index=beat.batch_index,
+            stacks=stacks[-8000:],
+            last_lines=tail(self._children[rank].log_path, 20),
+        )
         return Hung(waited_s=round(silent_s, 2), evidence=evidence)
 
     def _wait_gone(self, grace_s: float) -> bool:
         end = time.monotonic() + grace_s
-        while any(child.exit_code() is None for child in self._children):
+        while any(child.exit_code() is None and child.pid is not None for child in self._children):
             if time.monotonic() >= end:
                 return False
             time.sleep(0.005)
         return True
 
-    def _pump(self) -> None:
-        """The only reader of the ranks' connections: sorts replies, notices ends."""
-        open_ranks = {rank: child for rank, child in enumerate(self._children)}
-        while open_ranks and not self._dead:
-            handles = {child.connection: rank for rank, child in open_ranks.items()}
-            exits = {child.fileno(): rank for rank, child in open_ranks.items()}
-            for handle in wait_connections([*handles, *exits], timeout=0.5):
-                rank = handles.get(handle) if not isinstance(handle, int) else exits[handle]  # type: ignore[call-overload]
-                if rank is None or rank not in open_ranks:
-                    continue
-                if isinstance(handle, int):
-                    if open_ranks[rank].exit_code() is not None and not open_ranks[rank].connection.poll(0):
-                        del open_ranks[rank]
-                        self._deliver(rank, None)
-                elif not self._receive(rank, open_ranks):
-                    continue
 
-    def _receive(self, rank: int, open_ranks: dict[int, ChildProcess]) -> bool:
-        try:
-            reply = open_ranks[rank].connection.recv()
-        except (EOFError, OSError):
-            child = open_ranks.pop(rank)
-            end = time.monotonic() + 2.0
-            while child.exit_code() is None and time.monotonic() < end:
-                time.sleep(0.005)
-            self._deliver(rank, None)
-            return False
-        self._deliver(rank, reply)
-        return True
-
-    def _deliver(self, rank: int, reply: Reply | None) -> None:
-        if isinstance(reply, Saved):
-            with self._changed:
-                self._saved[reply.step, rank] = reply
-                self._changed.notify_all()
-            return
-        if reply is None:
-            with self._changed:
-                self._dead = True
-                self._changed.notify_all()
-        self._replies.put((rank, reply))
+def _remove_folders_of_the_dead(live: Path) -> None:
+    """Corners of flows that were killed: nobody else would ever remove them."""
+    for folder in live.iterdir() if live.is_dir() else ():
+        if folder.name.isdigit() and start_ticks(int(folder.name)) is None:
+            shutil.rmtree(folder, ignore_errors=True)
