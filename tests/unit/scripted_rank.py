@@ -1,0 +1,126 @@
+"""Entry functions for rank processes without torch: forked by a fork server with nothing preloaded, ready in milliseconds."""
+
+import os
+import signal
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from mem_core.domain.checkpoint import TrainingPosition
+from mem_core.domain.segment import Evidence, WorkerError
+from mem_core.runtime.worker.heartbeat import HeartbeatWriter
+from mem_core.runtime.worker.protocol import Evaluate, Evaluated, Failed, Ready, Restore, Saved, SegmentDone, Stop, Train, WorkerSpec
+
+GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242"
+
+
+def obedient(connection: Connection) -> None:
+    """Answers every command at once and saves what it is told to."""
+    serve(connection, lambda spec, command, beat: None)
+
+
+def serve(connection: Connection, before_train) -> None:  # type: ignore[no-untyped-def]
+    """The protocol of a rank; `before_train(spec, command, heartbeat)` may misbehave, or return a reply to send instead."""
+    spec: WorkerSpec = connection.recv()
+    heartbeat = HeartbeatWriter(Path(spec.heartbeat_path))
+    heartbeat.beat("idle")
+    while True:
+        try:
+            command = connection.recv()
+        except EOFError:
+            return
+        match command:
+            case Stop():
+                return
+            case Restore():
+                connection.send(Ready(command.position.applied_steps, {}, 0.0, 0.0))
+            case Evaluate():
+                connection.send(Evaluated(1.5))
+            case Train():
+                reply = before_train(spec, command, heartbeat)
+                connection.send(reply or done(command.until_step))
+                if command.staging and reply is None:
+                    connection.send(Saved(step=command.until_step, weights_digest="d" if spec.rank == 0 else ""))
+
+
+def done(step: int) -> SegmentDone:
+    """A segment that reached its step."""
+    return SegmentDone(TrainingPosition(applied_steps=step, batch_index=step), False, 0.0, 0.0)
+
+
+def dies_by_signal(connection: Connection) -> None:
+    """Rank 1 is killed in its first segment; rank 0 then says what gloo says, a moment before or after the death is seen."""
+
+    def before(spec: WorkerSpec, command: Train, beat: HeartbeatWriter) -> Failed | None:
+        beat.beat("step", 7, 7)
+        if spec.rank == 1:
+            time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGKILL)
+        evidence = Evidence(rank=0, phase="backward", exception=GLOO)
+        return Failed(WorkerError(evidence=evidence))
+
+    serve(connection, before)
+
+
+def exits(connection: Connection) -> None:
+    """Says its last words and exits with 7 in the first segment."""
+
+    def before(spec: WorkerSpec, command: Train, beat: HeartbeatWriter) -> None:
+        print("the last words of a rank", flush=True)
+        os._exit(7)
+
+    serve(connection, before)
+
+
+def stops_itself(connection: Connection) -> None:
+    """Rank 1 is stopped in its first segment; the others wait for it."""
+
+    def before(spec: WorkerSpec, command: Train, beat: HeartbeatWriter) -> None:
+        beat.beat("step", 3, 3, step_s=0.01)
+        if spec.rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(60)
+
+    serve(connection, before)
+
+
+def waits_for_ever(connection: Connection) -> None:
+    """Nobody computes, nobody speaks: a dead-lock."""
+
+    def before(spec: WorkerSpec, command: Train, beat: HeartbeatWriter) -> None:
+        beat.beat("step", 3, 3, step_s=0.01)
+        time.sleep(60)
+
+    serve(connection, before)
+
+
+def computes_slowly(connection: Connection) -> None:
+    """Rank 1 computes for 5 s without a word while rank 0 waits for it, then all goes on."""
+
+    def before(spec: WorkerSpec, command: Train, beat: HeartbeatWriter) -> None:
+        beat.beat("step", 3, 3, step_s=0.01)
+        end = time.monotonic() + 5.0
+        while time.monotonic() < end:
+            if spec.rank == 0:
+                time.sleep(0.1)
+
+    serve(connection, before)
+
+
+def stubborn(connection: Connection) -> None:
+    """Ignores SIGTERM and never answers an evaluation."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    connection.recv()
+    while True:
+        time.sleep(60)
+
+
+def saves_then_dies(connection: Connection) -> None:
+    """Every file is written and said to be, then the rank is killed."""
+
+    def before(spec: WorkerSpec, command: Train, beat: HeartbeatWriter) -> None:
+        connection.send(done(command.until_step))
+        connection.send(Saved(step=command.until_step, weights_digest="d"))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    serve(connection, before)
