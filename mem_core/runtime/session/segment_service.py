@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mem_core.core.deadlines import PhaseTimes
 from mem_core.core.goodput import GoodputLedger
 from mem_core.core.state_manager import StateManager
 from mem_core.domain.checkpoint import TrainingPosition
@@ -63,6 +64,7 @@ class SegmentService:
     restarts: int = 0
     highest_step: int = 0
     reached_batch: int = 0
+    times: PhaseTimes = field(default_factory=PhaseTimes)
     _memory: MemoryService | None = None
     _group: WorkerGroup | None = None
     _spent: WorkerGroup | None = None
@@ -112,6 +114,7 @@ class SegmentService:
                 self.spec.request.resilience.hang_factor,
                 on_record=self.memory.record,
                 memory_limit_bytes=self.memory_limit_bytes,
+                times=self.times,
             )
             ready = self._group.restore(str(folder) if folder is not None else None, position, self.reached_batch)
             self._parameters = ready.parameters
