@@ -44,7 +44,7 @@ def nano(tmp_path: Path) -> Callable[..., RuntimeRequest]:
     """Makes small requests on real text: `nano("run-1", training={"max_steps": 60})`."""
 
     def make(run_id: str = "run", **sections: Any) -> RuntimeRequest:
-        return RuntimeRequest.model_validate({"run_id": run_id, "store": str(tmp_path), "device": "cpu", **sections})
+        return RuntimeRequest.model_validate({"run_id": run_id, "store": str(tmp_path), "device": "cpu"} | sections)
 
     return make
 

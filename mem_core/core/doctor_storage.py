@@ -1,5 +1,7 @@
 """Where the run keeps things: store, disk, inodes, shared memory, data, and whoever is already there."""
 
+import time
+
 from mem_core.domain.environment import DataNumbers, Finding, MachineObservations
 from mem_core.domain.request import MAX_SEGMENTS, RuntimeRequest
 from mem_core.domain.units import format_bytes
@@ -139,13 +141,16 @@ def occupant_findings(request: RuntimeRequest, seen: MachineObservations) -> tup
     holder = seen.holder
     if holder is not None and holder.alive:
         expiry = f", its lease ends in {holder.expires_in_s:.0f} s" if holder.expires_in_s is not None else ""
+        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since_unix_s)) if holder.since_unix_s is not None else ""
+        since = f" since {moment}" if moment else ""
+        store = "" if request.store == "./runs" else f" --store {request.store}"
         findings.append(
             Finding(
                 check="holder",
                 severity="failure",
-                observed=f"{holder.owner} holds run {request.run_id} (attempt {holder.attempt}){expiry}",
+                observed=f"{holder.owner} holds run {request.run_id}{since} (attempt {holder.attempt}){expiry}",
                 needed="one writer per run",
-                remedy=f"Wait for it, stop it with mem stop {request.run_id}, or choose another run_id.",
+                remedy=f"Wait for it, stop it with mem stop {request.run_id}{store}, or choose another run_id.",
                 exit_code=76,
             )
         )

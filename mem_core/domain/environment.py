@@ -157,6 +157,7 @@ class HolderObservation(Value):
     attempt: int
     alive: bool
     expires_in_s: float | None = None
+    since_unix_s: float | None = None
 
 
 class SavedRun(Value):

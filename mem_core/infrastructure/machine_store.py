@@ -110,6 +110,7 @@ def observe_holder(run_folder: Path) -> HolderObservation | None:
         attempt=lease.attempt,
         alive=lease.holder_alive(now),
         expires_in_s=max(0.0, lease.expires_unix_s - now),
+        since_unix_s=lease.since_unix_s,
     )
 
 

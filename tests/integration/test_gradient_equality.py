@@ -30,9 +30,9 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """JSONL whose texts differ in length by a factor of over a hundred."""
     path = tmp_path_factory.mktemp("gradient-data") / "rows.jsonl"
     random = np.random.default_rng(7)
-    letters = np.array(list("abcdefghijklmnopqrstuvwxyz      "))
+    letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
     texts = ["".join(random.choice(letters, LENGTHS[i % len(LENGTHS)])) for i in range(2 * BATCH)]
-    path.write_text("".join(json.dumps({"text": text or "a"}) + "\n" for text in texts))
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return path
 
 
