@@ -20,6 +20,8 @@ from mem_core.domain.segment import (
 from mem_core.domain.units import Value
 
 BACK_OFF_S = (0.0, 1.0, 5.0, 15.0)
+SUSPECT_AFTER = 2  # failures of the same kind at the same batch make the batch itself the suspect
+OnNonFinite = Literal["retry", "skip", "lower_lr", "fail"]
 
 
 class Limits(Value):
@@ -29,13 +31,17 @@ class Limits(Value):
     segment_steps: int
     max_failures_without_progress: int
     memory_mode: Literal["adaptive", "fixed"] = "adaptive"
+    on_poisoned_batch: Literal["fail", "skip"] = "fail"
+    on_non_finite: OnNonFinite = "retry"
+    max_skipped_batches: int = 100
 
 
 class Progress(Value):
     """Where the run stands, as far as the next action depends on it.
 
     `failures_without_progress` counts failed tries since the validated step last advanced, this one included (I8);
-    `same_batch_failures` those of them that failed at one and the same batch in the same way.
+    `same_batch_failures` those of them that failed at one and the same batch in the same way. `sample_ids` are those of the batch
+    that failed last, `skipped_batches` how many the user's choice has left out so far.
     """
 
     applied_steps: int
@@ -43,6 +49,8 @@ class Progress(Value):
     failures_without_progress: int = 0
     same_batch_failures: int = 0
     can_shrink: bool = True
+    sample_ids: tuple[int, ...] = ()
+    skipped_batches: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,11 +64,16 @@ class Train:
 
 @dataclass(frozen=True)
 class Retry:
-    """Replace the workers, go back to the last validated step, shrink first where memory was the cause."""
+    """Replace the workers, go back to the last validated step, shrink first where memory was the cause.
+
+    `skip_batch` leaves a batch out for good, recorded before the next try; `lower_lr` asks the policy engine for less.
+    """
 
     delay_s: float
     reason: str
     shrink: bool = False
+    skip_batch: int | None = None
+    lower_lr: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,10 +130,56 @@ def _after_failure(progress: Progress, failure: SegmentFailure, limits: Limits) 
         )
     if isinstance(failure, OutOfMemory) and not progress.can_shrink and tries > 1:
         return GiveUp(MemoryExhausted(f"{text}, and no smaller plan is left", remedy="See the doctor's estimate for what would fit."))
-    if tries > limits.max_failures_without_progress:
+    if isinstance(failure, NonFinite) and limits.on_non_finite == "fail":
+        return GiveUp(_poisoned(progress, failure, text, "resilience.on_non_finite is fail"))
+    skip = _batch_to_skip(progress, failure, limits)
+    if skip is not None and progress.skipped_batches >= limits.max_skipped_batches:
+        bound = f"{progress.skipped_batches} batches have been skipped, as many as resilience.max_skipped_batches allows"
+        return GiveUp(_poisoned(progress, failure, text, bound))
+    if skip is None and tries > limits.max_failures_without_progress:
         return GiveUp(_no_progress(progress, failure, text, limits))
-    delay_s = 0.0 if tries <= 1 else BACK_OFF_S[min(tries - 1, len(BACK_OFF_S) - 1)]
-    return Retry(delay_s=delay_s, reason=text, shrink=isinstance(failure, OutOfMemory))
+    return Retry(
+        delay_s=_delay_s(tries),
+        reason=text,
+        shrink=isinstance(failure, OutOfMemory),
+        skip_batch=skip,
+        lower_lr=skip is None and isinstance(failure, NonFinite) and failure.what != "weights" and limits.on_non_finite == "lower_lr",
+    )
+
+
+def _delay_s(tries: int) -> float:
+    """The first failure is answered at once; what fails again is given time to pass."""
+    return 0.0 if tries <= 1 else BACK_OFF_S[min(tries - 1, len(BACK_OFF_S) - 1)]
+
+
+def _batch_to_skip(progress: Progress, failure: SegmentFailure, limits: Limits) -> int | None:
+    """The batch that is to be left out, where the user allows it; None where the cause may be something else."""
+    batch = _failed_batch(failure)
+    if batch is None:
+        return None
+    if isinstance(failure, NonFinite) and failure.what in ("loss", "gradient", "loss_spike") and limits.on_non_finite == "skip":
+        return batch
+    poisoned = progress.same_batch_failures >= SUSPECT_AFTER and isinstance(failure, NonFinite | WorkerError | WorkerLost | OutOfMemory)
+    return batch if poisoned and limits.on_poisoned_batch == "skip" else None
+
+
+def _failed_batch(failure: SegmentFailure) -> int | None:
+    """The batch that was being done, where the failure is one of doing a batch."""
+    if isinstance(failure, NonFinite):
+        return None if failure.what == "weights" else failure.batch_index
+    return failure.evidence.batch_index if failure.evidence.phase in ("forward", "backward", "step", "first_step") else None
+
+
+def _poisoned(progress: Progress, failure: SegmentFailure, text: str, why: str) -> MemError:
+    return NoProgress(
+        f"{text}; {why}.{_suspect_words(progress, failure)}".rstrip("."),
+        remedy="Look at those samples, or set resilience.on_poisoned_batch: skip, resilience.on_non_finite: skip or lower_lr.",
+    )
+
+
+def _suspect_words(progress: Progress, failure: SegmentFailure) -> str:
+    ids = failure.sample_ids if isinstance(failure, NonFinite) and failure.sample_ids else progress.sample_ids
+    return f" Batch {_failed_batch(failure)} holds samples {list(ids)}." if ids and _failed_batch(failure) is not None else ""
 
 
 def _no_progress(progress: Progress, failure: SegmentFailure, text: str, limits: Limits) -> MemError:
@@ -129,9 +188,9 @@ def _no_progress(progress: Progress, failure: SegmentFailure, text: str, limits:
         return StoreUnavailable(f"{text}; {where}", remedy="Free space or repair the store, then give the same command again.")
     if isinstance(failure, WorkerError) and progress.same_batch_failures == 0 and failure.evidence.phase == "start":
         return InternalError(f"{text}; {where}", remedy="Read logs/rank-*.log in the run folder and report it.")
-    batch = f" Batch {failure.evidence.batch_index} failed each time." if progress.same_batch_failures > 1 else ""
-    samples = f" Its samples: {list(failure.sample_ids)}." if isinstance(failure, NonFinite) and failure.sample_ids else ""
+    if progress.same_batch_failures >= SUSPECT_AFTER and _failed_batch(failure) is not None:
+        return _poisoned(progress, failure, text, f"{where}. Batch {_failed_batch(failure)} failed each time")
     return NoProgress(
-        f"{text}; {where}.{batch}{samples}".rstrip("."),
+        f"{text}; {where}",
         remedy="Read the last lines above and logs/rank-*.log in the run folder, mend the cause, then give the same command again.",
     )

@@ -280,5 +280,6 @@ class WorkerGroup:
 def _remove_folders_of_the_dead(live: Path) -> None:
     """Corners of flows that were killed: nobody else would ever remove them."""
     for folder in live.iterdir() if live.is_dir() else ():
-        if folder.name.isdigit() and start_ticks(int(folder.name)) is None:
+        pid = folder.name.partition("-")[0]
+        if pid.isdigit() and start_ticks(int(pid)) is None:
             shutil.rmtree(folder, ignore_errors=True)
