@@ -24,15 +24,19 @@ from mem_core.infrastructure.planner.background import BackgroundAdvice
 from mem_core.infrastructure.planner.build import build_planner
 from mem_core.infrastructure.request_errors import refuse_passwords
 from mem_core.infrastructure.settings import Settings, child_environment
+from mem_core.infrastructure.storage.opening import open_store
+from mem_core.infrastructure.storage.port import Store
 from mem_core.infrastructure.telemetry.progress import NoProgress
 from mem_core.infrastructure.telemetry.progress import Progress as ProgressPort
 from mem_core.runtime.checkpoint_manager.manager import CheckpointManager
+from mem_core.runtime.checkpoint_manager.mirror import highest_attempt
 from mem_core.runtime.checkpoint_manager.validator import IntegrityValidator
 from mem_core.runtime.data.values import PreparedData
 from mem_core.runtime.models.facts import ModelFacts, describe_model
 from mem_core.runtime.session.advice_service import AdviceService
 from mem_core.runtime.session.checkpoint_service import CheckpointService
 from mem_core.runtime.session.prepare_service import prepare_ops, prepare_tokens
+from mem_core.runtime.session.remote_service import RemoteService, fetch_record
 from mem_core.runtime.session.replay_service import ReplayService
 from mem_core.runtime.session.run_session import RunSession, folded_limits, policy_engine
 from mem_core.runtime.session.segment_service import SegmentService, StopFlag
@@ -61,6 +65,7 @@ class RunDraft:
     on_built: str = ""
     policy: LocalPolicyEngine | None = None
     planner: BackgroundAdvice | None = None
+    remote: RemoteService | None = None
 
 
 def draft_run(request: RuntimeRequest, progress: ProgressPort | None = None, settings: Settings | None = None) -> RunDraft:
@@ -129,7 +134,15 @@ def acquire(draft: RunDraft) -> StateManager:
         RunHeld: another process holds the run. RequestError: it was born with other values.
     """
     environment = _known(draft.environment)
-    draft.state = StateManager.acquire(live_root(draft.request, draft.settings), draft.request.run_id)
+    root, run_id = live_root(draft.request, draft.settings), draft.request.run_id
+    store = remote_store(draft.request, draft.settings)
+    at_least = 1
+    if store is not None and not (root / run_id / "run.json").exists():
+        fetch_record(store, run_id, root / run_id)
+        at_least = highest_attempt(store, run_id) + 1
+    draft.state = StateManager.acquire(root, run_id, at_least=at_least)
+    if store is not None:
+        draft.remote = RemoteService(store, draft.state, draft.request.checkpoint, lambda why: _stop(draft, why))
     record = draft.state.record()
     if record is not None:
         draft.request = reconcile(record.request, draft.request)
@@ -139,6 +152,23 @@ def acquire(draft: RunDraft) -> StateManager:
     draft.server = draft.server or _EARLY.pop(draft.request.run_id, None) or _fork_server(draft.request, draft.settings, environment)
     draft.server.log_into(draft.state.folder / "logs")
     return draft.state
+
+
+def _stop(draft: RunDraft, why: str) -> None:
+    draft.progress.note(why)
+    draft.stop.by = draft.stop.by or "a newer attempt on another machine"
+
+
+def remote_store(request: RuntimeRequest, settings: Settings) -> Store | None:
+    """Where copies go: the store itself where that is remote, else the mirror, else nowhere."""
+    url = request.store if is_remote(request.store) else request.checkpoint.mirror
+    if url is None:
+        return None
+    return open_store(
+        url,
+        settings.storage_options(url),
+        refresh_options=lambda: settings.read_again().storage_options(url),
+    )
 
 
 _EARLY: dict[str, ForkServer] = {}
@@ -201,10 +231,14 @@ def _wire(draft: RunDraft, record: RunRecord) -> RunSession:
         fence=state.fence,
         emit=state.emit,
         validator=validator,
+        held=draft.remote.held if draft.remote is not None else tuple,
     )
+    if draft.remote is not None:
+        draft.remote.catch_up(manager)
     budget = next((item for item in environment.memory if item.kind == "host"), None)
     limit_bytes = budget.budget_bytes if budget is not None else 0
-    checkpoints = CheckpointService(manager, state.folder, limit_bytes)
+    on_valid = draft.remote.submit if draft.remote is not None else lambda step, folder: None
+    checkpoints = CheckpointService(manager, state.folder, limit_bytes, on_valid)
     failures, highest_step = folded_limits(state)
     segments = SegmentService(
         server=server,
@@ -224,7 +258,8 @@ def _wire(draft: RunDraft, record: RunRecord) -> RunSession:
     validator.replay = ReplayService(server, segments.spec, state.folder / "live" / f"{os.getpid()}-replay", segments.replay_evidence)
     return RunSession(
         request=request, environment=environment, state=state, server=server, segments=segments, checkpoints=checkpoints,
-        validator=validator, advice=advice, progress=draft.progress, stop=draft.stop, failures_without_progress=failures,
+        validator=validator, remote=draft.remote, advice=advice,
+        progress=draft.progress, stop=draft.stop, failures_without_progress=failures,
     )  # fmt: skip
 
 

@@ -116,8 +116,12 @@ class StateManager:
         self._stop_renewal = threading.Event()
 
     @classmethod
-    def acquire(cls, root: Path, run_id: str, clock: Callable[[], float] = time.time, lease_s: float = LEASE_S) -> "StateManager":
+    def acquire(
+        cls, root: Path, run_id: str, clock: Callable[[], float] = time.time, lease_s: float = LEASE_S, at_least: int = 1
+    ) -> "StateManager":
         """Take the run folder, replacing a dead holder at once and a silent one after its lease.
+
+        `at_least` is the lowest attempt number to use: a store that other machines write to may have seen higher ones.
 
         Raises:
             RunHeld: another process holds it (who, since when). StoreUnavailable: the folder cannot be written.
@@ -132,7 +136,7 @@ class StateManager:
         lease = read_lease(folder)
         if lease is not None and lease.holder_alive(clock()):
             raise _held(lease)
-        state = cls(folder, run_id, _newest_attempt(folder) + 1, clock)
+        state = cls(folder, run_id, max(_newest_attempt(folder) + 1, at_least), clock)
         state._claim(lease_s)
         return state
 

@@ -48,6 +48,11 @@ class Settings:
     planner_base_url: str | None = None
     stale_rank_variables: tuple[str, ...] = ()
     environ: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    given: bool = field(default=False, repr=False)
+
+    def read_again(self) -> "Settings":
+        """The environment as it is now, for credentials that were renewed; settings made from given values stay as they are."""
+        return self if self.given else Settings.from_environment()
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> "Settings":
@@ -68,6 +73,7 @@ class Settings:
             planner_base_url=values.get("OPENAI_BASE_URL") or None,
             stale_rank_variables=tuple(sorted(name for name in values if _is_rank_variable(name))),
             environ=values,
+            given=environ is not None,
         )
 
     @property

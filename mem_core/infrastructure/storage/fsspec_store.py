@@ -210,7 +210,8 @@ class FsspecStore:
                 import fsspec
 
                 options = s3_options(self._options) if self._protocol == "s3" else dict(self._options)
-                fs: Any = fsspec.filesystem(self._protocol, skip_instance_cache=True, use_listings_cache=False, **options)
+                ours = {"skip_instance_cache": True, "use_listings_cache": False}  # whatever the options say
+                fs: Any = fsspec.filesystem(self._protocol, **{**options, **ours})
                 if self._protocol == "s3":
                     fs.retries = 1  # one layer of retries: this one
                 self._built = (os.getpid(), fs)

@@ -158,8 +158,7 @@ class Mirror:
 
     def highest_attempt(self) -> int:
         """Greatest attempt number that the remote has seen, 0 if none: a new machine starts above it."""
-        run = self._look()
-        return max((*run.attempts, *(upload.attempt for upload in run.keys)), default=0)
+        return highest_attempt(self._store, self._run_id)
 
     # -- inside -------------------------------------------------------------------------------------------------------------------
 
@@ -224,3 +223,9 @@ class Mirror:
             value=self._attempt,
             remedy="Let the newer attempt go on, or start again to get a newer one.",
         )
+
+
+def highest_attempt(store: Store, run_id: str) -> int:
+    """Greatest attempt number that the store has seen of a run, 0 if none: a new machine starts above it."""
+    run = sort_keys(run_id, store.list(run_id))
+    return max((*run.attempts, *(upload.attempt for upload in run.keys)), default=0)

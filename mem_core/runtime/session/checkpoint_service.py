@@ -1,6 +1,7 @@
 """From a snapshot on its way to disk to a published verdict: the part of a segment that runs while the next one trains."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,8 +48,16 @@ class SaveResult:
 class CheckpointService:
     """Commits, judges and rotates one save at a time."""
 
-    def __init__(self, manager: CheckpointManager, run_folder: Path, memory_limit_bytes: int) -> None:
+    def __init__(
+        self,
+        manager: CheckpointManager,
+        run_folder: Path,
+        memory_limit_bytes: int,
+        on_valid: Callable[[int, Path], None] = lambda step, folder: None,
+    ) -> None:
+        """`on_valid` is told of each validated step and its folder, before rotation: the mirror."""
         self.manager = manager
+        self._on_valid = on_valid
         self._run_folder = run_folder
         self._memory_limit_bytes = memory_limit_bytes
         self._tensorboard = TensorBoardWriter(run_folder)
@@ -97,6 +106,7 @@ class CheckpointService:
             self._write_metrics(save)
             verdict = self.manager.validate(save.step)
             if verdict.valid:
+                self._on_valid(save.step, self.manager.path_of(save.step))
                 self.manager.rotate()
         except StoreUnavailable as exc:
             self.manager.discard(save.staging)

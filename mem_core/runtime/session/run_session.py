@@ -20,6 +20,7 @@ from mem_core.infrastructure.telemetry.progress import Progress as ProgressPort
 from mem_core.infrastructure.telemetry.report import write_report
 from mem_core.runtime.session.advice_service import AdviceService
 from mem_core.runtime.session.checkpoint_service import CheckpointService, SaveResult
+from mem_core.runtime.session.remote_service import RemoteService
 from mem_core.runtime.session.segment_service import SegmentFailed, SegmentService, StopFlag
 from mem_core.runtime.session.validator_process import ValidatorProcess
 from mem_core.runtime.worker_group.processes import ForkServer
@@ -40,6 +41,7 @@ class RunSession:
     segments: SegmentService
     checkpoints: CheckpointService
     validator: ValidatorProcess
+    remote: RemoteService | None
     advice: AdviceService
     progress: ProgressPort
     stop: StopFlag
@@ -183,6 +185,8 @@ class RunSession:
             self.validator.close()
             self.server.close()
             self._journal_end(error)
+            if self.remote is not None and not self.remote.close():
+                self.progress.note("the remote store is behind; everything is in the local run folder and is sent with the next start")
             self.state.release()
             self.progress.close()
         return self.result()

@@ -1,0 +1,167 @@
+"""A run's second home in a remote store: checkpoints through the mirror, run.json and the journal as numbered objects.
+
+Everything here happens beside training, in the mirror's thread. A new machine with an empty disk fetches the record first, then the
+newest checkpoint that proves itself; decisions and memory plans are then replayed from the journal as on the old machine.
+"""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+from mem_core.core.state_manager import StateManager, write_atomically
+from mem_core.domain.checkpoint import CheckpointManifest
+from mem_core.domain.errors import DataError, MemError, RunHeld
+from mem_core.domain.events import Noted
+from mem_core.domain.request import CheckpointSection
+from mem_core.infrastructure.storage.port import AlreadyExists, KeyMissing, Store
+from mem_core.runtime.checkpoint_manager.background_mirror import BackgroundMirror, MirrorState
+from mem_core.runtime.checkpoint_manager.manager import CheckpointManager
+from mem_core.runtime.checkpoint_manager.mirror import Mirror
+from mem_core.runtime.checkpoint_manager.remote_layout import Upload
+from mem_core.runtime.checkpoint_manager.restore import restore_from_mirror
+
+CLOSE_LIMIT_S = 120.0
+
+
+def fetch_record(store: Store, run_id: str, folder: Path) -> bool:
+    """On a machine that has never seen the run: bring run.json and the journal. False where the store has no such run.
+
+    Raises:
+        StoreUnavailable: the store does not answer.
+    """
+    if (folder / "run.json").exists():
+        return False
+    try:
+        record = store.read(f"{run_id}/run.json")
+    except KeyMissing:
+        return False
+    parts: dict[str, bytes] = {}
+    for item in store.list(f"{run_id}/journal"):
+        attempt = item.key.split("/")[-2]
+        parts[attempt] = parts.get(attempt, b"") + store.read(item.key)
+    (folder / "journal").mkdir(parents=True, exist_ok=True)
+    for attempt, data in parts.items():
+        (folder / "journal" / f"{attempt}.jsonl").write_bytes(data)
+    write_atomically(folder / "run.json", record.decode("utf-8"))
+    return True
+
+
+class JournalCopy:
+    """The journal's lines as numbered objects, since object stores cannot append. Used from the mirror's thread alone."""
+
+    def __init__(self, store: Store, state: StateManager) -> None:
+        self._store = store
+        self._state = state
+        self._sent: dict[Path, int] = {}
+        self._numbers: dict[Path, int] = {}
+
+    def push(self) -> None:
+        """Send run.json and every complete line that was not sent yet.
+
+        Raises:
+            StoreUnavailable: tried again with the next push; nothing is lost meanwhile.
+        """
+        for path in sorted((self._state.folder / "journal").glob("attempt-*.jsonl")):
+            self._push_file(path)
+        self._store.write(f"{self._state.run_id}/run.json", (self._state.folder / "run.json").read_bytes())
+
+    def _push_file(self, path: Path) -> None:
+        data = path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        sent = self._sent.get(path)
+        if sent is None:
+            sent = self._already_there(path, whole)
+        if len(whole) > sent:
+            number = self._numbers.get(path, 0) + 1
+            try:
+                self._store.create(f"{self._state.run_id}/journal/{path.stem}/{number:06d}.jsonl", whole[sent:])
+            except AlreadyExists:
+                self._sent.pop(path, None)  # another machine's lines: look again at the next push
+                return
+            self._numbers[path] = number
+        self._sent[path] = len(whole)
+
+    def _already_there(self, path: Path, whole: bytes) -> int:
+        """Bytes of this attempt's journal that the store holds already."""
+        items = self._store.list(f"{self._state.run_id}/journal/{path.stem}")
+        self._numbers[path] = len(items)
+        there = b"".join(self._store.read(item.key) for item in items)
+        if not whole.startswith(there):
+            raise DataError(
+                f"the store holds another journal of {path.stem}",
+                value=hashlib.sha256(there).hexdigest()[:16],
+                remedy="Two machines drove this run; use the run folder of the one that holds it now.",
+            )
+        return len(there)
+
+
+class _MirrorWithJournal:
+    """What the background thread pushes: a checkpoint, then the journal. A newer attempt elsewhere stops this one."""
+
+    def __init__(self, mirror: Mirror, journal: JournalCopy, on_fenced: Callable[[str], None]) -> None:
+        self._mirror, self._journal, self._on_fenced = mirror, journal, on_fenced
+
+    @property
+    def url(self) -> str:
+        return self._mirror.url
+
+    def push(self, folder: Path) -> Upload:
+        try:
+            upload = self._mirror.push(folder)
+            self._journal.push()
+        except RunHeld as exc:
+            self._on_fenced(str(exc))
+            raise
+        return upload
+
+    def rotate(self) -> tuple[Upload, ...]:
+        return self._mirror.rotate()
+
+
+class RemoteService:
+    """The remote side of one attempt."""
+
+    def __init__(self, store: Store, state: StateManager, section: CheckpointSection, on_fenced: Callable[[str], None]) -> None:
+        self._state = state
+        self.mirror = Mirror(store, state.run_id, state.attempt, section, fence=state.fence, emit=state.emit)
+        self._journal = JournalCopy(store, state)
+        self._background = BackgroundMirror(_MirrorWithJournal(self.mirror, self._journal, on_fenced), state.emit)  # type: ignore[arg-type]
+
+    def held(self) -> frozenset[int]:
+        """Steps whose local copy must stay until the remote is proven."""
+        return self._background.held()
+
+    def state(self) -> MirrorState:
+        """How far the mirror is."""
+        return self._background.state()
+
+    def submit(self, step: int, folder: Path) -> None:
+        """Mirror a validated checkpoint soon; returns at once."""
+        self._background.submit(step, folder)
+
+    def catch_up(self, manager: CheckpointManager) -> CheckpointManifest | None:
+        """At the start: take a newer proven checkpoint from the remote, and say which step is used and why.
+
+        Raises:
+            StoreUnavailable: the remote does not answer and this disk has nothing to go on from. RunHeld: a newer attempt has begun.
+        """
+        local = max((info.step for info in manager.listing() if info.state == "valid"), default=-1)
+        try:
+            return restore_from_mirror(manager, self.mirror, self._state.emit, newer_than=local)
+        except RunHeld:
+            raise
+        except MemError as exc:
+            if local < 0 and self._state.record() is not None:
+                raise
+            self._state.emit(Noted(text=f"the mirror does not answer; going on from the local step {max(local, 0)}: {exc}"))
+            return None
+
+    def close(self) -> bool:
+        """Finish what waits within a limit, send the journal's end. False where the remote is behind; the local copy has everything."""
+        finished = self._background.close(CLOSE_LIMIT_S)
+        try:
+            self._journal.push()
+        except (MemError, OSError) as exc:
+            self._state.emit(Noted(text=f"the journal's end was not mirrored: {exc}"))
+            return False
+        return finished
