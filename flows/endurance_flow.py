@@ -5,7 +5,14 @@ from typing import Any
 from prefect.futures import PrefectFuture
 from prefect.states import Cancelled
 
-from flows.flow_context import flow_run_name, request_of_run, show_in_prefect
+from flows.flow_context import (
+    ask_through_prefect,
+    flow_run_name,
+    refuse_crash_loop,
+    request_of_run,
+    show_in_prefect,
+    with_key_from_block,
+)  # fmt: skip
 from flows.mem_flow import mem_flow
 from flows.prefect_view.publisher import PrefectView
 from mem_core.bootstrap import RunDraft, draft_run
@@ -13,6 +20,7 @@ from mem_core.domain.errors import Interrupted
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.domain.segment import SegmentInterrupted
+from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.telemetry.progress import Progress
 from tasks.doctor import examine_environment
 from tasks.policy import decide_hyperparams
@@ -28,6 +36,11 @@ _PROGRESS: list[Progress] = []
 def show_progress_on(progress: Progress | None) -> None:
     """Where the next flow of this process shows its progress: the command line and notebooks set it, a deployment does not."""
     _PROGRESS[:] = [progress] if progress is not None else []
+
+
+def progress_shown() -> bool:
+    """Whether somebody has asked to see the next flow's progress."""
+    return bool(_PROGRESS)
 
 
 @mem_flow(name="endurance", flow_run_name=flow_run_name, persist_result=False, validate_parameters=True)
@@ -47,7 +60,8 @@ def drive_request(request: RuntimeRequest) -> Any:
     Raises:
         MemError: every other ending.
     """
-    draft = draft_run(request, _PROGRESS[0] if _PROGRESS else None)
+    request, settings = with_key_from_block(request, Settings.from_environment())
+    draft = draft_run(request, _PROGRESS[0] if _PROGRESS else None, settings)
     show_in_prefect(draft)
     try:
         return run_to_end(draft)
@@ -63,6 +77,7 @@ def run_to_end(draft: RunDraft) -> RunResult:
             examine_environment(key)
             _follow(draft)
             prepare_run(key)
+            ask_through_prefect(draft)
             train_to_end(key)
         except BaseException as exc:
             error = exc
@@ -74,8 +89,11 @@ def run_to_end(draft: RunDraft) -> RunResult:
 
 
 def _follow(draft: RunDraft) -> None:
-    if isinstance(draft.progress, PrefectView) and draft.state is not None:
+    if draft.state is None:
+        return
+    if isinstance(draft.progress, PrefectView):
         draft.progress.follow(draft.state)
+    refuse_crash_loop(draft.state, draft.request.resilience.max_failures_without_progress)
 
 
 def close_draft(draft: RunDraft, error: BaseException | None) -> None:

@@ -1,6 +1,7 @@
 """What a flow asks Prefect about its own run."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from prefect.context import FlowRunContext
@@ -8,8 +9,13 @@ from prefect.logging import get_run_logger
 
 from flows.flow_request import settled_request
 from mem_core.bootstrap import RunDraft
-from mem_core.domain.errors import MemError
+from mem_core.core.run_fold import fold_state
+from mem_core.core.state_manager import StateManager
+from mem_core.domain.errors import MemError, NoProgress, RequestError
 from mem_core.domain.request import RuntimeRequest
+from mem_core.infrastructure.settings import Settings
+
+KEY_VARIABLE = "MEM_PLANNER_KEY_FROM_BLOCK"
 
 
 def is_deployed() -> bool:
@@ -82,9 +88,60 @@ def show_in_prefect(draft: RunDraft) -> None:
 
 
 def ask_to_stop(draft: RunDraft, reason: str) -> None:
-    """Stop at the next step; before there are steps, at once, by the signal that the flow handles anyway."""
+    """Stop at the next step; before there are steps and while a person is asked, at once, by the signal that the flow handles."""
     from tasks.running import interrupt_opening
 
     draft.stop.by = draft.stop.by or reason
-    if draft.session is None:
-        interrupt_opening()
+    interrupt_opening()
+
+
+def ask_through_prefect(draft: RunDraft) -> None:
+    """Let a person approve changes, where the request asks for it and somebody can look at the flow run."""
+    from flows.prefect_view.publisher import PrefectView
+
+    if draft.session is not None and draft.request.policy.approval.required and isinstance(draft.progress, PrefectView):
+        from flows.approval import approver
+
+        draft.session.advice.ask_person = approver(draft)
+
+
+def refuse_crash_loop(state: StateManager, limit: int) -> None:
+    """End a flow run that is restarted again and again by an automation while its attempts die without a word.
+
+    Raises:
+        NoProgress: more than `limit` attempts in a row were killed and no new checkpoint was validated. Failed is not restarted.
+    """
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None or context.flow_run.run_count <= 1:
+        return
+    kills = fold_state(state.lines()).kills_without_progress
+    if kills > limit:
+        raise NoProgress(
+            f"{kills} attempts in a row were killed before a new checkpoint was validated",
+            field="resilience.max_failures_without_progress",
+            value=kills,
+            bound=f"at most {limit}",
+            remedy="Find out who kills them (dmesg, the worker's log), then submit the same run id anew.",
+        )
+
+
+def with_key_from_block(request: RuntimeRequest, settings: Settings) -> tuple[RuntimeRequest, Settings]:
+    """`policy.planner.api_key_env: block:NAME` takes the key from Prefect's Secret block NAME; it never enters the request.
+
+    Raises:
+        RequestError: there is no such block.
+    """
+    name = request.policy.planner.api_key_env or ""
+    if not name.startswith("block:"):
+        return request, settings
+    from prefect.blocks.system import Secret
+
+    try:
+        key = Secret.load(name.removeprefix("block:"), _sync=True).get()  # type: ignore[call-arg]
+    except ValueError as exc:
+        raise RequestError(
+            "there is no such Secret block", field="policy.planner.api_key_env", value=name, remedy="Create it in the UI under Blocks."
+        ) from exc
+    planner = request.policy.planner.model_copy(update={"api_key_env": KEY_VARIABLE})
+    policy = request.policy.model_copy(update={"planner": planner})
+    return request.model_copy(update={"policy": policy}), replace(settings, environ={**settings.environ, KEY_VARIABLE: str(key)})

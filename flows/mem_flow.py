@@ -6,7 +6,7 @@ from typing import Any, ParamSpec, TypeVar
 from prefect import Flow
 from prefect.exceptions import ParameterTypeError
 
-from mem_core.domain.errors import RequestError
+from mem_core.domain.errors import Interrupted, RequestError
 from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.request_file import build_request
 
@@ -31,12 +31,22 @@ class MemFlow(Flow[P, R]):
         except ParameterTypeError as exc:
             raise RequestError(f"the parameters of this flow do not fit: {exc}", remedy="Its form in the UI names them.") from exc
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it here; where no server is configured, an embedded one is started first."""
-        from flows.local_api import api_at_hand
+    def __call__(self, *args: Any, return_state: bool = False, **kwargs: Any) -> Any:
+        """Run it here; where no server is configured an embedded one is started first, in a notebook the progress is shown.
 
-        with api_at_hand():
-            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        Raises:
+            Interrupted: the run was asked to stop. MemError: every other ending of a run that is no result.
+        """
+        from flows.local_api import api_at_hand
+        from flows.notebook import live_progress, shown
+
+        with api_at_hand(), live_progress():
+            state: Any = super().__call__(*args, return_state=True, **kwargs)  # type: ignore[misc]
+        if return_state:
+            return state
+        if state.is_cancelled():
+            raise Interrupted((state.message or "stopped").rstrip("."), remedy="The same call goes on from there.")
+        return shown(state.result(_sync=True))  # inside a running loop it would be a coroutine
 
 
 def mem_flow(**options: Any) -> Callable[[Callable[P, R]], MemFlow[P, R]]:

@@ -7,7 +7,7 @@ from mem_core import bootstrap
 from tasks.running import draft_of
 
 
-@task(name="doctor", cache_policy=NO_CACHE, persist_result=False, retries=0)
+@task(name="doctor", task_run_name="doctor", cache_policy=NO_CACHE, persist_result=False, retries=0)
 def examine_environment(key: str) -> int:
     """Examine, refuse or take the run; returns the attempt number."""
     draft = draft_of(key)

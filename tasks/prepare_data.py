@@ -7,7 +7,7 @@ from mem_core import bootstrap
 from tasks.running import draft_of
 
 
-@task(name="prepare", cache_policy=NO_CACHE, persist_result=False, retries=0)
+@task(name="prepare", task_run_name="prepare", cache_policy=NO_CACHE, persist_result=False, retries=0)
 def prepare_run(key: str) -> dict[str, int]:
     """Prepare what the first step needs; returns a few numbers about the data."""
     draft = draft_of(key)

@@ -69,25 +69,44 @@ def stopping_by_signal(draft: RunDraft) -> Iterator[None]:
 
 class _Handler:
     def __init__(self, draft: RunDraft) -> None:
-        self._draft = draft
+        self.draft = draft
         self._first_s: dict[int, float] = {}
         self._raised = False
+        self.waiting = False
 
     def __call__(self, number: int, _: FrameType | None) -> None:
         name, now_s = signal.Signals(number).name, time.monotonic()
         if now_s - self._first_s.setdefault(number, now_s) > ECHO_S:
             raise KeyboardInterrupt(f"second {name}")
-        stop = self._draft.stop
+        stop = self.draft.stop
         stop.by = stop.by or name
-        if self._draft.session is None and not self._raised:
+        if self.at_once and not self._raised:
             self._raised = True
-            raise Interrupted(f"stopped by {stop.by} before the first step", remedy="The same command starts again.")
+            raise Interrupted(f"stopped by {stop.by} outside of a segment", remedy="The same command goes on from there.")
+
+    @property
+    def at_once(self) -> bool:
+        """Whether nothing would notice the stop flag for long, and nothing is lost by leaving."""
+        return self.draft.session is None or self.waiting
 
 
 _HANDLERS: list[_Handler] = []
 
 
 def interrupt_opening() -> None:
-    """From another thread: what a SIGTERM would do to a run that is still being opened; nothing where no handler stands ready."""
-    if _HANDLERS:
+    """From another thread: what a SIGTERM does to a run that is being opened or waits for a person; nothing where it trains."""
+    if any(handler.at_once for handler in _HANDLERS):
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def waiting_for_a_person(draft: RunDraft) -> Iterator[None]:
+    """Within the block a signal is obeyed at once, since nothing looks at the stop flag."""
+    handlers = [handler for handler in _HANDLERS if handler.draft is draft]
+    for handler in handlers:
+        handler.waiting = True
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.waiting = False

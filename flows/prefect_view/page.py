@@ -32,7 +32,7 @@ def status_line(board: RunBoard) -> str:
         message = f": {board.ended.message}" if board.ended.message else ""
         return f"{board.ended.status} at step {board.step:,} of {board.total_steps:,}{message}"
     if board.view is not None:
-        return describe(board.view)
+        return describe(board.view).replace("  ", " · ")
     return "examining the machine" if board.environment is None else "starting workers"
 
 
@@ -125,10 +125,17 @@ def _doctor(board: RunBoard) -> str:
     report = board.environment
     if report is None:
         return ""
-    head = f"{report.device} ({report.device_reason}), {report.dtype}, {report.num_ranks} ranks, {report.threads_per_rank} threads each"
-    findings = sorted(report.findings, key=lambda finding: finding.severity == "ok")
-    rows = [(finding.severity, finding.check, finding.observed, finding.remedy if finding.severity != "ok" else "") for finding in findings]
-    return f"## Doctor\n\n{head}\n\n" + table(("", "check", "observed", "what to do"), rows)
+    ranks, threads = _plural(report.num_ranks, "rank"), _plural(report.threads_per_rank, "thread")
+    parts = [f"## Doctor\n\n{report.device} ({report.device_reason}), {report.dtype}, {ranks}, {threads} each"]
+    todo = [(finding.severity, finding.check, finding.observed, finding.remedy) for finding in report.findings if finding.severity != "ok"]
+    if todo:
+        parts.append(table(("", "check", "observed", "what to do"), todo))
+    parts.append(table(("fine", "observed"), [(found.check, found.observed) for found in report.findings if found.severity == "ok"]))
+    return "\n\n".join(parts)
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count} {word}{'s' if count != 1 else ''}"
 
 
 def _links(run_folder: str, report_url: str, board: RunBoard) -> str:

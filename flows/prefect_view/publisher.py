@@ -23,6 +23,7 @@ TICK_S = 0.5
 CLOSE_LIMIT_S = 8.0
 LOG_LIMIT = 2_000
 EVENT_LIMIT = 5_000
+RESULT_MARK = "```json"
 
 AnyLogger = logging.Logger | logging.LoggerAdapter[Any]
 
@@ -157,6 +158,13 @@ class PrefectView:
         line = status_line(self.board)
         self.api.put_artifact(key, "markdown", render_page(self.board, self.run_folder, url), line)
         self.api.put_artifact(f"{key}-progress", "progress", round(self.board.percent, 2), line)
+        self._publish_result(f"{key}-result", line)
+
+    def _publish_result(self, key: str, line: str) -> None:
+        """At the end, for whoever submitted the run from elsewhere."""
+        path = Path(self.run_folder) / "result.json"
+        if self.board.ended is not None and self.run_folder and path.exists():
+            self.api.put_artifact(key, "markdown", f"# Result\n\n{RESULT_MARK}\n{path.read_text()}\n```\n", line)
 
     def _poll(self) -> None:
         reason = self.api.stop_wanted()

@@ -68,7 +68,7 @@ class ModelSection(Section):
     compile: Literal["auto", "on", "off"] = Field(
         default="auto", description="torch.compile through the engine; auto decides by run length."
     )
-    lora: LoraSection | None = Field(default=None, description="Low-rank adapters; null trains every weight.")
+    lora: LoraSection | None = Field(default=None, title="LoRA", description="Low-rank adapters; null trains every weight.")
 
 
 class DataSection(Section):
@@ -225,8 +225,8 @@ class PolicySection(Section):
     """Bounds on advice."""
 
     file: str | None = Field(default=None, description="YAML file with bounds; null uses the built-in lanes.")
-    planner: PlannerSection = Field(default=PlannerSection(), description="Who may propose hyper-parameters.")
-    approval: ApprovalSection = Field(default=ApprovalSection(), description="Whether a person confirms changes.")
+    planner: PlannerSection = Field(default=PlannerSection(), title="Planner", description="Who may propose hyper-parameters.")
+    approval: ApprovalSection = Field(default=ApprovalSection(), title="Approval", description="Whether a person confirms changes.")
 
 
 class ResilienceSection(Section):
@@ -257,16 +257,16 @@ class RuntimeRequest(Section):
     schema_version: Literal[1] = Field(default=1, description="Version of this schema.")
     store: str = Field(default="./runs", min_length=1, description="Local folder or fsspec URL that holds run folders.")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where to train.")
-    model: ModelSection = Field(default=ModelSection(), description="Which model.")
-    data: DataSection = Field(default=DataSection(), description="What to train on.")
-    training: TrainingSection = Field(default=TrainingSection(), description="How long and how.")
-    parallel: ParallelSection = Field(default=ParallelSection(), description="How the work is spread.")
-    memory: MemorySection = Field(default=MemorySection(), description="How memory is used.")
-    checkpoint: CheckpointSection = Field(default=CheckpointSection(), description="When to save, what to keep.")
+    model: ModelSection = Field(default=ModelSection(), title="Model", description="Which model.")
+    data: DataSection = Field(default=DataSection(), title="Data", description="What to train on.")
+    training: TrainingSection = Field(default=TrainingSection(), title="Training", description="How long and how.")
+    parallel: ParallelSection = Field(default=ParallelSection(), title="Parallel", description="How the work is spread.")
+    memory: MemorySection = Field(default=MemorySection(), title="Memory", description="How memory is used.")
+    checkpoint: CheckpointSection = Field(default=CheckpointSection(), title="Checkpoints", description="When to save, what to keep.")
     deepspeed: dict[str, Any] = Field(default={}, description="Raw DeepSpeed keys, merged into the engine's configuration.")
-    policy: PolicySection = Field(default=PolicySection(), description="Bounds on advice.")
-    resilience: ResilienceSection = Field(default=ResilienceSection(), description="How failures are bounded.")
-    chaos: ChaosSection | None = Field(default=None, description="Real faults on purpose, for drills.")
+    policy: PolicySection = Field(default=PolicySection(), title="Policy", description="Bounds on advice.")
+    resilience: ResilienceSection = Field(default=ResilienceSection(), title="Resilience", description="How failures are bounded.")
+    chaos: ChaosSection | None = Field(default=None, title="Chaos", description="Real faults on purpose, for drills.")
 
     @field_validator("deepspeed")
     @classmethod
