@@ -26,6 +26,7 @@ class Passes:
         self.bucket = partial(padded_length, sequence_length=sequence_length)
         self.phase = "forward"
         self.micro_batch: MicroBatch | None = None
+        self.largest = MicroBatch(1, 1)
 
     def accumulate(self, micro_batches: tuple[tuple[int, ...], ...], ids: np.ndarray, lengths: np.ndarray, scale: float) -> float:
         """Forward and backward over `micro_batches` (positions in the global batch); returns scale × summed loss.
@@ -33,10 +34,13 @@ class Passes:
         Gradients are left accumulated in the engine; nothing is reduced at stages 0 and 1.
         """
         total = 0.0
+        self.largest = MicroBatch(1, 1)
         for positions in micro_batches:
             rows = np.asarray(positions)
             length = self.bucket(int(lengths[rows].max()))
             self.phase, self.micro_batch = "forward", MicroBatch(len(rows), length)
+            if self.micro_batch.tokens > self.largest.tokens:
+                self.largest = self.micro_batch
             loss = self.loss(collate(self._data, ids, rows, length, self._pad_token_id)) * scale
             self.phase = "backward"
             self._engine.backward(loss)

@@ -21,6 +21,7 @@ from mem_core.runtime.data.order import sample_ids
 from mem_core.runtime.data.splits import padded_length, split_batch
 from mem_core.runtime.deepspeed.engine import Engine, NonFiniteGradient, initialise_distributed
 from mem_core.runtime.deepspeed.engine_config import engine_config
+from mem_core.runtime.deepspeed.first_plan import FirstPlan
 from mem_core.runtime.deepspeed.passes import Passes
 from mem_core.runtime.deepspeed.snapshot import Snapshot
 from mem_core.runtime.models.build import build_model
@@ -93,6 +94,8 @@ class DeepSpeedRunner:
         self.engine.apply(position.hyperparams)
         self.position = position
         resolve_port(spec.on_built)(self)
+        self.beat("calibrate")
+        self.position = FirstPlan(spec, self.memory, self.engine.raw.module, self._data, self._device).prepare(position, replay_until)
         self.restore_s = time.monotonic() - started_s - self.build_s
         self.beat("idle")
 
@@ -134,6 +137,7 @@ class DeepSpeedRunner:
         self._finish_losses(columns)
         if order.staging is not None:
             self._snapshot(Path(order.staging), on_saved)
+        self.memory.at_boundary()
         self.beat("idle")
         done_s = time.monotonic()
         return SegmentDone(
@@ -142,6 +146,7 @@ class DeepSpeedRunner:
             duration_s=trained_s - started_s,
             save_stall_s=done_s - trained_s,
             columns=columns.arrays() if self.spec.rank == 0 else {},
+            replace_reason=self.memory.replace_reason,
         )
 
     def _enter_segment(self, hyperparams: Hyperparams) -> None:
@@ -153,6 +158,7 @@ class DeepSpeedRunner:
 
     def _step(self, hyperparams: Hyperparams, columns: StepColumns) -> None:
         started_s = time.perf_counter()
+        self.position = self.memory.follow(self.position)
         position, training = self.position, self.request.training
         index = position.batch_index
         ids = sample_ids(training.seed, index, training.global_batch_size, len(self._data))
@@ -169,10 +175,13 @@ class DeepSpeedRunner:
         self._check_finite(loss, norm, applied, ids)
         step_s = time.perf_counter() - started_s
         self._advance(applied, trained_tokens)
-        columns.add(index, self.position.applied_steps, loss, norm, rate, trained_tokens, step_s, len(split[0]), 0, split)
+        reading = self.memory.observe(index, self._passes.largest)
+        columns.add(
+            index, self.position.applied_steps, loss, norm, rate, trained_tokens, step_s, len(split[0]), reading.peak_bytes, split
+        )  # fmt: skip
         self._heartbeat.beat(
             "step", self.position.batch_index, self.position.applied_steps, len(split[0]), loss * self.spec.num_ranks,
-            norm or 0.0, rate, self.position.tokens, 0, step_s,
+            norm or 0.0, rate, self.position.tokens, reading.used_bytes, step_s, reading.peak_bytes,
         )  # fmt: skip
 
     def _accumulate(self, ids: np.ndarray, lengths: np.ndarray, trained_tokens: int) -> tuple[float, Split]:

@@ -52,6 +52,10 @@ class MemoryBoard:
         )  # fmt: skip
         _ONE.pack_into(self._map, _PLAN, batch_index + 1)  # last, so that a half-written plan is never read
 
+    def withdraw(self) -> None:
+        """Rank 0, while the others wait for its acknowledgement: an announced plan that has not begun is void."""
+        _ONE.pack_into(self._map, _PLAN, 0)
+
     def announced(self, batch_index: int) -> tuple[int, MemoryPlan] | None:
         """The plan in the slot with its first batch, once `batch_index` has come that far."""
         (mark,) = _ONE.unpack_from(self._map, _PLAN)

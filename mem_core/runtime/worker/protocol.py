@@ -95,6 +95,8 @@ class SegmentDone:
     duration_s: float
     save_stall_s: float
     columns: dict[str, Any] = field(default_factory=dict)
+    replace_reason: str = ""
+    """Why the workers should be replaced before the next segment (a leak); empty: they go on."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,158 @@
+"""A few measured passes before training, so that the plan rests on readings and not on a formula. Leaves no trace in the run.
+
+On a CPU the passes run in a forked child: parameters, gradients, counters and random state of the rank are out of its reach, and
+an allocation that fails there harms nobody. On a device they run in place under a saved random state with `torch.autograd.grad`,
+which touches neither `.grad` nor the hooks that ZeRO hangs on accumulation; ZeRO-3 is left out there, since its forward is a
+collective.
+"""
+
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mem_core.core.memory_ladder import MicroBatch
+from mem_core.core.memory_model import PeakSample
+from mem_core.infrastructure.memory_probe import ProcessMeter
+from mem_core.runtime.deepspeed.passes import summed_loss
+from mem_core.runtime.worker_group.fork_server import die_with_parent
+
+LIMIT_S = 20.0
+STOP_SHARE = 0.7  # of the room: a pass that is predicted to take more is not tried
+
+
+def sizes_to_try(longest: int, typical: int, most_rows: int) -> list[MicroBatch]:
+    """Ascending in tokens: one typical row, one long row, then more long rows."""
+    rows = [count for count in (1, 2, 4, 8) if count <= most_rows]
+    sizes = {MicroBatch(1, typical), *(MicroBatch(count, longest) for count in rows)}
+    if len(sizes) < 3 and longest >= 32:
+        sizes.add(MicroBatch(1, longest // 2))
+    return sorted(sizes, key=lambda size: size.tokens)
+
+
+def measure_forked(module: Callable[[], Any], sizes: list[MicroBatch], room_bytes: float, *, recompute: bool) -> list[PeakSample]:
+    """Measure in a forked child; `module()` gives the model there. What the child could not do is missing from the result."""
+    read_fd, write_fd = os.pipe()
+    parent_pid = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read_fd)
+        _child_main(parent_pid, write_fd, module, sizes, room_bytes, recompute)
+    os.close(write_fd)
+    text = _read_until_end(read_fd, time.monotonic() + LIMIT_S)
+    os.close(read_fd)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    lines = [json.loads(line) for line in text.splitlines() if line.endswith("]")]  # a killed child may leave half a line
+    return [PeakSample(MicroBatch(rows, length), peak_bytes) for rows, length, peak_bytes in lines]
+
+
+def measure_in_place(module: Any, sizes: list[MicroBatch], room_bytes: float, device: torch.device, *, recompute: bool) -> list[PeakSample]:
+    """Measure on the device; an allocation that fails ends the measurement. The model is left as it was."""
+    before = bool(getattr(module, "is_gradient_checkpointing", False))
+    with torch.random.fork_rng(devices=[device]):
+        _switch(module, recompute)
+        try:
+            return list(_measure(module, sizes, room_bytes, _DeviceMeter(device)))
+        finally:
+            _switch(module, before)
+            torch.cuda.empty_cache()
+
+
+def _switch(module: Any, recompute: bool) -> None:
+    if recompute:
+        module.activation_checkpointing_enable()
+    elif getattr(module, "is_gradient_checkpointing", False):
+        module.activation_checkpointing_disable()
+
+
+class _HostMeter:
+    """Growth of resident memory or of address space over the start, whichever is larger."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self._meter = ProcessMeter(os.getpid())
+        self._status = Path(f"/proc/{os.getpid()}/status")
+        self._mapped, self._used = self._meter.mapped_and_resident_bytes()
+
+    def start(self) -> None:
+        self._meter.reset_peak()
+
+    def peak(self) -> int:
+        text = self._status.read_text()
+        mapped_peak = int(text[text.index("VmPeak:") + 7 :].split()[0]) * 1024
+        return max(self._meter.peak_resident_bytes() - self._used, mapped_peak - self._mapped, 0)
+
+
+class _DeviceMeter:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._used = torch.cuda.memory_allocated(device)
+
+    def start(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def peak(self) -> int:
+        return max(0, torch.cuda.max_memory_allocated(self.device) - self._used)
+
+
+def _measure(module: Any, sizes: list[MicroBatch], room_bytes: float, meter: Any) -> Iterable[PeakSample]:
+    """Forward and backward of each size, while the next one is expected to stay within a part of the room."""
+    last: PeakSample | None = None
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    vocabulary = module.get_input_embeddings().weight.shape[0]
+    for size in sizes:
+        if last is not None and last.peak_bytes * size.tokens / last.micro_batch.tokens > STOP_SHARE * room_bytes:
+            return
+        tokens = torch.arange(size.tokens, device=meter.device).reshape(size.rows, size.length) % vocabulary
+        meter.start()
+        try:
+            _pass(module, tokens, parameters)
+        except (RuntimeError, MemoryError):
+            return
+        last = PeakSample(size, meter.peak())
+        yield last
+
+
+def _pass(module: Any, tokens: torch.Tensor, parameters: list[torch.Tensor]) -> None:
+    """One pass as training does it: a padded row brings a mask, which attention kernels pay for."""
+    mask = torch.ones_like(tokens)
+    mask[-1, -1] = 0
+    loss = summed_loss(module(input_ids=tokens, attention_mask=mask).logits, tokens)
+    torch.autograd.grad(loss, parameters, allow_unused=True)
+
+
+def _child_main(
+    parent_pid: int, write_fd: int, module: Callable[[], Any], sizes: list[MicroBatch], room_bytes: float, recompute: bool
+) -> None:
+    """The forked child: one thread, no collectives, first in line for the OOM killer; leaves without the parent's exit handlers."""
+    try:
+        die_with_parent(parent_pid)
+        Path("/proc/self/oom_score_adj").write_text("1000")
+        torch.set_num_threads(1)  # the parent's thread pool does not exist in this process
+        model = module()
+        _switch(model, recompute)
+        for sample in _measure(model, sizes, room_bytes, _HostMeter()):
+            values = [sample.micro_batch.rows, sample.micro_batch.length, sample.peak_bytes]
+            os.write(write_fd, json.dumps(values).encode() + b"\n")
+    finally:
+        os._exit(0)
+
+
+def _read_until_end(descriptor: int, deadline_s: float) -> str:
+    chunks: list[bytes] = []
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        if not select.select([descriptor], [], [], left_s)[0]:
+            break
+        chunk = os.read(descriptor, 65_536)
+        if not chunk:
+            break
+        chunks.append(chunk)
+    return b"".join(chunks).decode()
