@@ -221,7 +221,8 @@ def prepare(draft: RunDraft) -> PreparedData:
 def _wire(draft: RunDraft, record: RunRecord) -> RunSession:
     request, environment = draft.request, _known(draft.environment)
     state, server, data = _known(draft.state), _known(draft.server), _known(draft.data)
-    validator = ValidatorProcess(server, IntegrityValidator())
+    key = draft.settings.manifest_key.encode() if draft.settings.manifest_key else None
+    validator = ValidatorProcess(server, IntegrityValidator(signature_key=key))
     manager = CheckpointManager(
         state.folder,
         request.run_id,
@@ -232,6 +233,7 @@ def _wire(draft: RunDraft, record: RunRecord) -> RunSession:
         emit=state.emit,
         validator=validator,
         held=draft.remote.held if draft.remote is not None else tuple,
+        signature_key=key,
     )
     if draft.remote is not None:
         draft.remote.catch_up(manager)
