@@ -43,6 +43,7 @@ class Drill:
     outage_s: float = 5.0
     own_disk: bool = False
     planner: LocalPlanner | None = None
+    with_twin: bool = True
     say: Callable[[str], None] = lambda text: None
     met: list[MetFault] = field(default_factory=list)
 
@@ -65,7 +66,7 @@ class Drill:
         twin = self._supervised(twin_request(self.request, self.twin_id), self.twin_command)
         try:
             code = self._under_chaos(under_chaos, view)
-            twin_code = self._twin(twin) if code == 0 else None
+            twin_code = self._twin(twin) if code == 0 and self.with_twin else None
         finally:
             under_chaos.end()
             twin.end()
