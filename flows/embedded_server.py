@@ -53,7 +53,7 @@ class EmbeddedServer:
         environment = _environment(settings, database)
         if not database.exists():
             shutil.copyfile(_template(folder, environment), database)
-        port = _free_port() if port is None else port
+        port = free_port() if port is None else port
         log_path = database.with_name(f"{database.name}.log")
         shown = {"PREFECT_UI_ENABLED": "true", "PREFECT_UI_API_URL": "/api"} if ui else {}
         with log_path.open("wb") as log:
@@ -155,7 +155,8 @@ def _checkpoint(database: Path) -> None:
         database.with_name(database.name + suffix).unlink(missing_ok=True)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of loopback that nobody uses at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
