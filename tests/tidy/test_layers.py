@@ -19,6 +19,7 @@ ENVIRONMENT_USERS = {
     "mem_core/infrastructure/settings.py": "reads it, for everyone",
     "mem_core/runtime/worker/main.py": "writes DeepSpeed's five rendezvous variables into its own rank process",
     "flows/train_command.py": "points Prefect's client at the embedded server before Prefect is imported",
+    "flows/serve.py": "the same for the server of mem serve",
 }
 # Programs that the fork server or an interpreter starts: importing them is running them.
 MAY_ACT = {
