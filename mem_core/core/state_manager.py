@@ -74,6 +74,7 @@ class RunRecord(Value):
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace a small file as a whole: a reader sees the old or the new text, after a crash too."""
+    temporary = ""
     try:
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -82,6 +83,8 @@ def write_atomically(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as exc:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
         raise StoreUnavailable(
             "cannot write", field="store", value=f"{path}: {exc.strerror}", remedy="Free space or give a writable store."
         ) from exc

@@ -1,0 +1,92 @@
+"""`mem`'s command line: verbs and their arguments, RUN as id or folder, errors for people and for machines."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.cli import build_parser, print_result, report_error, run_folder
+from flows.train_command import result_if_finished
+from mem_core.domain.errors import Interrupted, RequestError
+from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.run import RunResult
+
+MEM = Path(sys.executable).with_name("mem")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train request.yaml --set training.max_steps=5 --set store=./x --json",
+        "doctor -",
+        "status run --store ./runs --json",
+        "report run",
+        "logs run",
+        "stop run --wait 3",
+        "checkpoints list run --json",
+        "checkpoints verify run",
+        "checkpoints export run",
+        "policy evaluate request.yaml --directive -",
+        "policy replay run",
+        "policy explain run",
+        "drill request.yaml --seed 3",
+        "prove-resume request.yaml",
+        "serve",
+    ],
+)
+def test_the_verbs_of_the_design_are_there(words: str) -> None:
+    assert build_parser().parse_args(words.split()).verb == words.split()[0]
+
+
+@pytest.mark.parametrize("words", ["", "trian request.yaml", "train", "status", "checkpoints", "stop run --wait soon"])
+def test_what_is_no_command_is_refused_with_usage(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        build_parser().parse_args(words.split())
+    assert caught.value.code == 2
+    assert "usage: mem" in capsys.readouterr().err
+
+
+def test_run_is_a_folder_where_it_is_one_and_an_id_below_the_store_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "store" / "a" / "journal").mkdir(parents=True)
+    assert run_folder(str(tmp_path / "store" / "a"), "./runs") == tmp_path / "store" / "a"
+    assert run_folder("a", str(tmp_path / "store")) == tmp_path / "store" / "a"
+    assert run_folder("./nowhere/a", "./runs") == Path("nowhere/a")
+
+
+def test_an_error_is_one_line_for_people_and_one_object_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    error = RequestError("is wrong", field="training.seed", value=-1, bound=">= 0", remedy="Use 0.")
+    assert report_error(error, as_json=True) == 64
+    out, err = capsys.readouterr()
+    assert err == "mem: training.seed: is wrong (got -1); allowed: >= 0. Use 0.\n"
+    assert json.loads(out) == {"status": "failed", "exit_code": 64, "error": "RequestError", "message": str(error)}
+    assert report_error(Interrupted("stopped", remedy="Again."), as_json=True) == 75
+    assert json.loads(capsys.readouterr().out)["status"] == "interrupted"
+
+
+def test_people_read_standard_error_and_machines_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    result = RunResult(status="completed", run_id="run", applied_steps=3, weights_digest="a" * 64)
+    print_result(result, as_json=False)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "run run: completed" in err
+    print_result(result, as_json=True)
+    assert RunResult.model_validate_json(capsys.readouterr().out) == result
+
+
+def test_a_run_that_never_trained_has_no_table(capsys: pytest.CaptureFixture[str]) -> None:
+    print_result(RunResult(status="failed", run_id="run", exit_code=66, message="no data"), as_json=True)
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert json.loads(out)["message"] == "no data"
+
+
+def test_a_run_that_does_not_exist_is_not_finished(tmp_path: Path) -> None:
+    assert result_if_finished(tmp_path / "run", RuntimeRequest(run_id="run")) is None
+
+
+def test_help_needs_nothing_heavy_and_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+    done = subprocess.run([str(MEM), "--help"], capture_output=True, text=True, timeout=30, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "prove-resume" in done.stdout
