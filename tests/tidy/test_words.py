@@ -5,9 +5,13 @@ import shlex
 import tomllib
 
 import pytest
+import yaml
 from source_tree import ROOT, tracked_files
 
 from flows.cli import build_parser
+from mem_core.domain.errors import MemError
+from mem_core.infrastructure.request_errors import known_fields
+from mem_core.infrastructure.request_file import build_request, load_request
 
 MACHINE_PATHS = re.compile("/" + r"(work|root)/")
 BINARY = (".png", ".npz", ".pt", ".bin", ".parquet", ".gz")
@@ -42,6 +46,29 @@ def test_the_readme_has_the_two_commands_of_a_newcomer() -> None:
     commands = [" ".join(words) for words in readme_commands()]
     assert "make demo" in commands
     assert "make test" in commands
+
+
+def test_the_readme_s_request_is_one_and_its_field_names_exist() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert build_request(yaml.safe_load(block)).run_id == "my-run"
+    table = text.split("| field | what it says | default |")[1].split("\n\n")[0]
+    named = re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", table)
+    assert len(named) > 8
+    assert set(named) <= {path for path, _ in known_fields()}
+
+
+def test_the_readme_s_exit_codes_are_those_of_the_error_tree() -> None:
+    table = (ROOT / "README.md").read_text(encoding="utf-8").split("| exit code |")[1].split("\n\n")[0]
+    told = {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
+    assert told == {0} | {error.exit_code for error in MemError.__subclasses__()}
+
+
+def test_the_demo_trains_a_thousand_steps_on_real_text() -> None:
+    demo = load_request(str(ROOT / "deployments" / "demo.yaml"), [])
+    assert demo.training.max_steps >= 1_000
+    assert demo.data.train == ("stdlib:",)
+    assert "mem train deployments/demo.yaml" in (ROOT / "Makefile").read_text()
 
 
 def test_no_tracked_file_names_a_place_on_one_machine() -> None:
