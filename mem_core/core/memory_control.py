@@ -10,7 +10,7 @@ from typing import Literal
 
 from mem_core.core.memory_diagnosis import WINDOW, Cause, StepReading, diagnose
 from mem_core.core.memory_ladder import SMALLEST_TOKENS, MicroBatch, PlanBounds, largest_micro_batch, shrink_plan
-from mem_core.core.memory_model import PeakLine
+from mem_core.core.memory_model import PeakLine, PeakSample, fit_line
 from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.units import format_bytes
 
@@ -56,7 +56,7 @@ class MemoryControl:
     ) -> None:
         self._marks, self._bounds, self._first = marks, bounds, first
         self.plan = first
-        self._per_token = line.per_token + line.per_square * bounds.longest_tokens if line else 0.0
+        self._line = line
         self._patience = self._least_patience = patience
         self._calm_since: int | None = None
         self._settle = 0
@@ -85,8 +85,6 @@ class MemoryControl:
         self._history.append(reading)
         if reading.limit_bytes <= 0:
             return None
-        tokens = max(1, reading.micro_batch.tokens)
-        self._per_token = max(self._per_token, (reading.peak_bytes - reading.used_bytes) / tokens)
         if self._settle:
             self._settle -= 1
             return None
@@ -100,6 +98,17 @@ class MemoryControl:
         return None
 
     # -- levels ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def _per_token(self) -> float:
+        """Bytes per padded token: as measured before training, else the slope of the readings, else the one ratio there is."""
+        if self._line is not None:
+            return self._line.per_token + self._line.per_square * self._bounds.longest_tokens
+        samples = [PeakSample(reading.micro_batch, max(0, reading.peak_bytes - reading.used_bytes)) for reading in self._history]
+        line = fit_line(samples)
+        if line is not None and line.per_token > 0:
+            return line.per_token
+        return max((sample.peak_bytes / max(1, sample.micro_batch.tokens) for sample in samples), default=0.0)
 
     def _fixed(self, reading: StepReading) -> float:
         """What would be used with no micro-batch at all."""
@@ -115,7 +124,7 @@ class MemoryControl:
     # -- down -----------------------------------------------------------------------------------------------------------
 
     def _under_pressure(self, reading: StepReading, target: float) -> Decision | None:
-        cause = diagnose(self._history)
+        cause = diagnose(tuple(self._history))
         critical = reading.peak_bytes > CRITICAL * reading.limit_bytes
         if cause == "fragmentation" and not critical:
             return self._once(self._decision("release", reading, cause, "reserved memory is fragmented: it is released at the boundary"))

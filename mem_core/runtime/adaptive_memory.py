@@ -95,6 +95,8 @@ class AdaptiveMemory:
         """Before a step: take over what rank 0 has decided. The decision is in the journal before anybody acts on it."""
         if self._spec.rank != 0:
             return self._follow_announced(position)
+        if self._control is not None and (plan := self.plan(position)) != self._control.plan:
+            self._control.changed(plan)  # a recorded change of a redone step
         decision, self._pending = self._pending, None
         if decision is None or decision.plan is None:
             return position

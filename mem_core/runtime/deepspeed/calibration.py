@@ -18,32 +18,32 @@ from typing import Any
 import torch
 
 from mem_core.core.memory_ladder import MicroBatch
-from mem_core.core.memory_model import PeakSample
+from mem_core.core.memory_model import PeakSample, fit_line
 from mem_core.infrastructure.memory_probe import ProcessMeter
 from mem_core.runtime.deepspeed.passes import summed_loss
 from mem_core.runtime.worker_group.fork_server import die_with_parent
 
-LIMIT_S = 20.0
-STOP_SHARE = 0.7  # of the room: a pass that is predicted to take more is not tried
+LIMIT_S = 10.0
+SHORTEST = 16
+STOP_SHARE = 0.8  # of what is free: a pass that is predicted to take more is not tried
 
 
 def sizes_to_try(longest: int, typical: int, most_rows: int) -> list[MicroBatch]:
-    """Ascending in tokens: one typical row, one long row, then more long rows."""
-    rows = [count for count in (1, 2, 4, 8) if count <= most_rows]
-    sizes = {MicroBatch(1, typical), *(MicroBatch(count, longest) for count in rows)}
-    if len(sizes) < 3 and longest >= 32:
-        sizes.add(MicroBatch(1, longest // 2))
+    """Ascending in tokens: single rows up to the longest, then two and four of them. The measurement stops where room ends."""
+    single = {length for length in (typical, longest // 8, longest // 4, longest // 2, longest) if length >= SHORTEST}
+    sizes = [MicroBatch(1, length) for length in single or {longest}]
+    sizes += [MicroBatch(rows, longest) for rows in (2, 4) if rows <= most_rows]
     return sorted(sizes, key=lambda size: size.tokens)
 
 
-def measure_forked(module: Callable[[], Any], sizes: list[MicroBatch], room_bytes: float, *, recompute: bool) -> list[PeakSample]:
+def measure_forked(module: Callable[[], Any], sizes: list[MicroBatch], free_bytes: float, *, recompute: bool) -> list[PeakSample]:
     """Measure in a forked child; `module()` gives the model there. What the child could not do is missing from the result."""
     read_fd, write_fd = os.pipe()
     parent_pid = os.getpid()
     pid = os.fork()
     if pid == 0:
         os.close(read_fd)
-        _child_main(parent_pid, write_fd, module, sizes, room_bytes, recompute)
+        _child_main(parent_pid, write_fd, module, sizes, free_bytes, recompute)
     os.close(write_fd)
     text = _read_until_end(read_fd, time.monotonic() + LIMIT_S)
     os.close(read_fd)
@@ -53,13 +53,13 @@ def measure_forked(module: Callable[[], Any], sizes: list[MicroBatch], room_byte
     return [PeakSample(MicroBatch(rows, length), peak_bytes) for rows, length, peak_bytes in lines]
 
 
-def measure_in_place(module: Any, sizes: list[MicroBatch], room_bytes: float, device: torch.device, *, recompute: bool) -> list[PeakSample]:
+def measure_in_place(module: Any, sizes: list[MicroBatch], free_bytes: float, device: torch.device, *, recompute: bool) -> list[PeakSample]:
     """Measure on the device; an allocation that fails ends the measurement. The model is left as it was."""
-    before = bool(getattr(module, "is_gradient_checkpointing", False))
+    before = bool(getattr(module, "is_activation_checkpointing", False))
     with torch.random.fork_rng(devices=[device]):
         _switch(module, recompute)
         try:
-            return list(_measure(module, sizes, room_bytes, _DeviceMeter(device)))
+            return list(_measure(module, sizes, free_bytes, _DeviceMeter(device)))
         finally:
             _switch(module, before)
             torch.cuda.empty_cache()
@@ -68,7 +68,7 @@ def measure_in_place(module: Any, sizes: list[MicroBatch], room_bytes: float, de
 def _switch(module: Any, recompute: bool) -> None:
     if recompute:
         module.activation_checkpointing_enable()
-    elif getattr(module, "is_gradient_checkpointing", False):
+    elif getattr(module, "is_activation_checkpointing", False):
         module.activation_checkpointing_disable()
 
 
@@ -103,13 +103,14 @@ class _DeviceMeter:
         return max(0, torch.cuda.max_memory_allocated(self.device) - self._used)
 
 
-def _measure(module: Any, sizes: list[MicroBatch], room_bytes: float, meter: Any) -> Iterable[PeakSample]:
-    """Forward and backward of each size, while the next one is expected to stay within a part of the room."""
-    last: PeakSample | None = None
+def _measure(module: Any, sizes: list[MicroBatch], free_bytes: float, meter: Any) -> Iterable[PeakSample]:
+    """Forward and backward of each size, while the next one is expected to stay within a part of what is free."""
+    found: list[PeakSample] = []
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     vocabulary = module.get_input_embeddings().weight.shape[0]
     for size in sizes:
-        if last is not None and last.peak_bytes * size.tokens / last.micro_batch.tokens > STOP_SHARE * room_bytes:
+        line = fit_line(found[-2:])
+        if line is not None and line.predict(size) > STOP_SHARE * free_bytes:
             return
         tokens = torch.arange(size.tokens, device=meter.device).reshape(size.rows, size.length) % vocabulary
         meter.start()
@@ -117,8 +118,8 @@ def _measure(module: Any, sizes: list[MicroBatch], room_bytes: float, meter: Any
             _pass(module, tokens, parameters)
         except (RuntimeError, MemoryError):
             return
-        last = PeakSample(size, meter.peak())
-        yield last
+        found.append(PeakSample(size, meter.peak()))
+        yield found[-1]
 
 
 def _pass(module: Any, tokens: torch.Tensor, parameters: list[torch.Tensor]) -> None:
@@ -130,7 +131,7 @@ def _pass(module: Any, tokens: torch.Tensor, parameters: list[torch.Tensor]) -> 
 
 
 def _child_main(
-    parent_pid: int, write_fd: int, module: Callable[[], Any], sizes: list[MicroBatch], room_bytes: float, recompute: bool
+    parent_pid: int, write_fd: int, module: Callable[[], Any], sizes: list[MicroBatch], free_bytes: float, recompute: bool
 ) -> None:
     """The forked child: one thread, no collectives, first in line for the OOM killer; leaves without the parent's exit handlers."""
     try:
@@ -139,7 +140,7 @@ def _child_main(
         torch.set_num_threads(1)  # the parent's thread pool does not exist in this process
         model = module()
         _switch(model, recompute)
-        for sample in _measure(model, sizes, room_bytes, _HostMeter()):
+        for sample in _measure(model, sizes, free_bytes, _HostMeter()):
             values = [sample.micro_batch.rows, sample.micro_batch.length, sample.peak_bytes]
             os.write(write_fd, json.dumps(values).encode() + b"\n")
     finally:

@@ -61,13 +61,14 @@ class FirstPlan:
         started_s = time.monotonic()
         high = self._spec.request.memory.high_watermark
         room, limit = min(((room_for_activations(limit, needs, high), limit) for limit in limits), key=lambda pair: pair[0])
-        plain = self._line(room, recompute=current.activation_checkpointing) or PeakLine(0.0, per_token)
+        free = min((limit.limit_bytes - limit.used_bytes) / limit.shares for limit in limits)
+        plain = self._line(free, recompute=current.activation_checkpointing) or PeakLine(0.0, per_token)
         memory.begin(position, replay_until, plain)
         if not memory.may_choose(position):
             return position, None
         checkpointed = None
         if not current.activation_checkpointing and plain.tokens_that_fit(room, bounds.longest_tokens) < bounds.longest_tokens:
-            checkpointed = self._line(room, recompute=True)
+            checkpointed = self._line(free, recompute=True)
         plan = starting_plan(current, bounds, plain, checkpointed, room)
         text = _describe(plain, limit, room, time.monotonic() - started_s)
         memory.note(text)
@@ -75,22 +76,22 @@ class FirstPlan:
             return position, None
         return memory.choose(position, plan, text, limit), plan
 
-    def _line(self, room_bytes: float, *, recompute: bool) -> PeakLine | None:
+    def _line(self, free_bytes: float, *, recompute: bool) -> PeakLine | None:
         """The measured line; None where too little could be measured."""
         bounds = self._memory.bounds
         lengths = np.asarray(self._data.lengths)
         typical = padded_length(int(np.median(lengths)), self._spec.request.data.sequence_length)
         sizes = sizes_to_try(bounds.longest_tokens, typical, bounds.most_rows)
-        return fit_line(self._measure(sizes, room_bytes, recompute=recompute))
+        return fit_line(self._measure(sizes, free_bytes, recompute=recompute))
 
-    def _measure(self, sizes: list[MicroBatch], room_bytes: float, *, recompute: bool) -> list[PeakSample]:
+    def _measure(self, sizes: list[MicroBatch], free_bytes: float, *, recompute: bool) -> list[PeakSample]:
         stage = self._spec.request.parallel.zero_stage
         if self._spec.device == "cpu":
             model = self._fresh_model if stage == 3 else lambda: self._module
-            return measure_forked(model, sizes, room_bytes, recompute=recompute)
+            return measure_forked(model, sizes, free_bytes, recompute=recompute)
         if stage == 3:
             return []  # its forward is a collective: the formula has to do until the first steps are read
-        return measure_in_place(self._module, sizes, room_bytes, self._device, recompute=recompute)
+        return measure_in_place(self._module, sizes, free_bytes, self._device, recompute=recompute)
 
     def _fresh_model(self) -> Any:
         """The same model whole, since ZeRO-3's own cannot run in a process without peers."""

@@ -1,5 +1,6 @@
 """A rank process: takes orders over its control connection, answers each with one reply, ends on `Stop` or end of file."""
 
+import ctypes
 import os
 import threading
 import traceback
@@ -24,6 +25,8 @@ from mem_core.runtime.worker.protocol import (
     Train,
     WorkerSpec,
 )
+
+M_ARENA_MAX = -8  # malloc.h
 
 
 class ReplyChannel:
@@ -103,5 +106,13 @@ def _prepare_process(spec: WorkerSpec) -> None:
     import torch
 
     torch.set_num_threads(spec.num_threads)
+    _use_one_malloc_arena()
     if spec.device == "cuda":
         torch.cuda.set_device(spec.rank)
+
+
+def _use_one_malloc_arena() -> None:
+    """Each new thread (the snapshot's, the collectives') would map an arena of 64 MiB, which RLIMIT_AS counts; glibc only."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_ARENA_MAX, 1)
