@@ -70,7 +70,6 @@ def test_a_cancelled_run_is_gone_in_time_held_meanwhile_and_goes_on_later(site: 
     first = site.train("cancelled", **{"training.max_steps": 100_000})
     site.wait_validated("cancelled", 50)
     holder = site.holder("cancelled")
-    site.prefect("deployment", "run", "finetune/finetune", "-p", "run_id=cancelled")
     second = site.wait_end(site.run_deployment("finetune/finetune", run_id="cancelled", store=str(site.store), overrides={"device": "cpu"}))
     assert second["state_name"] == "Failed"
     assert f"held by process {holder}" in second["state"]["message"]
