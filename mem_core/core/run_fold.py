@@ -12,6 +12,7 @@ from mem_core.core.run_fold_parts import Checkpoints, Failures, LineOfWork
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.events import (
     AttemptStarted,
+    BatchSkipped,
     CheckpointCommitted,
     CheckpointJudged,
     CheckpointRemoved,
@@ -122,7 +123,7 @@ class RunFold:
                 self._failures.recovered(event)
             case Evaluated():
                 self._validation_loss = event.validation_loss
-            case Noted() | AttemptStarted() | RunEnded() | TimeSpent():
+            case BatchSkipped() | Noted() | AttemptStarted() | RunEnded() | TimeSpent():
                 pass
             case _:
                 assert_never(event)

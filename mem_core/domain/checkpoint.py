@@ -38,6 +38,9 @@ class TrainingPosition(Value):
     applied_steps: int = Field(ge=0)
     batch_index: int = Field(ge=0)
     skipped_batches: tuple[int, ...] = ()
+    passed_batches: tuple[int, ...] = Field(
+        default=(), description="Of the skipped ones those that were left out: the engine never saw them."
+    )
     tokens: int = Field(default=0, ge=0)
     trajectory_digest: str = ""
     hyperparams: Hyperparams = Hyperparams()

@@ -140,6 +140,15 @@ class TimeSpent(Value):
     seconds: dict[str, float]
 
 
+class BatchSkipped(Value):
+    """From now on this batch is left out, since it failed and the user allows it. Recorded before the next try."""
+
+    event: Literal["batch_skipped"] = "batch_skipped"
+    batch_index: int
+    sample_ids: tuple[int, ...] = ()
+    reason: str = ""
+
+
 class Noted(Value):
     """Anything a person reading the journal should know."""
 
@@ -158,7 +167,7 @@ class RunEnded(Value):
 
 Event = Annotated[
     AttemptStarted | DoctorReported | PolicyDecided | SegmentStarted | MemoryPlanChanged | SegmentEnded | CheckpointCommitted
-    | CheckpointJudged | CheckpointRemoved | OomAbsorbed | FaultMet | Recovered | Evaluated | TimeSpent | Noted | RunEnded,
+    | CheckpointJudged | CheckpointRemoved | OomAbsorbed | FaultMet | Recovered | BatchSkipped | Evaluated | TimeSpent | Noted | RunEnded,
     Field(discriminator="event"),
 ]  # fmt: skip
 EVENT_ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from mem_core.core.state_manager import RunRecord, StateManager, read_journal
-from mem_core.domain.events import MemoryPlanChanged, PolicyDecided, RunEnded
+from mem_core.domain.events import BatchSkipped, MemoryPlanChanged, PolicyDecided, RunEnded
 from mem_core.domain.request import RuntimeRequest
 
 
@@ -27,7 +27,7 @@ def seed_twin(run_folder: Path, root: Path, request: RuntimeRequest) -> None:
         state.write_record(record.model_copy(update={"run_id": request.run_id, "request": born}))
         state.start_attempt(None, note=f"twin of {record.run_id}: its recorded splits and decisions are replayed")
         for line in read_journal(run_folder / "journal"):
-            if isinstance(line.event, MemoryPlanChanged | PolicyDecided):
+            if isinstance(line.event, BatchSkipped | MemoryPlanChanged | PolicyDecided):
                 state.emit(line.event)
         state.emit(RunEnded(status="interrupted", exit_code=75, message="seeded; the twin's own process goes on"))
     finally:

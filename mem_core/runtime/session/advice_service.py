@@ -1,5 +1,6 @@
 """Between segments: ask the planner, pass its answer through the policy engine, record the decision, replay recorded ones."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from mem_core.domain.policy import Approval, PolicyDecision
 from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.planner.background import BackgroundAdvice
 
+LOWERED = 0.5
 AskPerson = Callable[[PolicyDecision], Approval]
 
 
@@ -54,13 +56,20 @@ class AdviceService:
     def decide(self, segment_index: int, from_step: int, until_step: int) -> PolicyDecision:
         """The decision for a segment: the recorded one if there is one, else a new one that is recorded before it is used.
 
-        Without a planner nothing ever changes, so the first decision of the run stands for every segment.
+        Without a planner nothing changes of its own accord: the first decision of the run stands for every segment that has none.
         """
-        recorded = recorded_decision(self._events, segment_index if self.has_planner else 0)
+        recorded = recorded_decision(self._events, segment_index)
+        if recorded is None and not self.has_planner:
+            recorded = next((event.decision for event in self._events if isinstance(event, PolicyDecided)), None)
         if recorded is not None:
             return recorded
         reply = self._advice(segment_index)
         return self._record(segment_index if self.has_planner else 0, from_step, until_step, reply)
+
+    def lower_learning_rate(self, segment_index: int, from_step: int, until_step: int) -> PolicyDecision:
+        """After numbers that were not finite: half of what the segment had, through the engine's clamps, recorded for it alone."""
+        present = self.decide(segment_index, from_step, until_step).applied_hyperparams.lr_multiplier
+        return self._record(segment_index, from_step, until_step, json.dumps({"lr_multiplier": present * LOWERED}).encode())
 
     def _advice(self, segment_index: int) -> bytes | Refusal | None:
         section = self.request.policy.planner

@@ -15,7 +15,7 @@ from mem_core.domain.events import Evaluated, Noted, RunEnded
 from mem_core.domain.plan import Hyperparams
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
-from mem_core.domain.segment import NonFinite, SegmentCompleted, SegmentFailure, SegmentInterrupted
+from mem_core.domain.segment import Evidence, NonFinite, SaveFailed, SegmentCompleted, SegmentFailure, SegmentInterrupted
 from mem_core.infrastructure.telemetry.progress import Progress as ProgressPort
 from mem_core.infrastructure.telemetry.report import write_report
 from mem_core.runtime.session.advice_service import AdviceService
@@ -65,6 +65,9 @@ class RunSession:
             segment_steps=self.request.effective_segment_steps,
             max_failures_without_progress=self.request.resilience.max_failures_without_progress,
             memory_mode=self.request.memory.mode,
+            on_poisoned_batch=self.request.resilience.on_poisoned_batch,
+            on_non_finite=self.request.resilience.on_non_finite,
+            max_skipped_batches=self.request.resilience.max_skipped_batches,
         )
 
     # -- the loop -------------------------------------------------------------------------------------------------------
@@ -99,7 +102,11 @@ class RunSession:
         try:
             outcome = self.segments.train(segment_index, until_step, self._hyperparams[segment_index], try_number)
         except SegmentFailed as exc:
-            self._after_failure(exc.failure)
+            self._after_failure(exc.failure, segment_index, until_step)
+            raise RetrySegment(str(exc)) from exc
+        except StoreUnavailable as exc:
+            # The engine is sound: a store that is away for a moment costs a wait, not the attempt.
+            self._after_failure(SaveFailed(evidence=Evidence(phase="save", exception=str(exc)[:500])), segment_index, until_step)
             raise RetrySegment(str(exc)) from exc
         if outcome.to_step >= self.request.training.max_steps:
             self.segments.probe_last()
@@ -131,17 +138,24 @@ class RunSession:
         if self.save_failures > self.request.resilience.max_failures_without_progress:
             raise result.store_error or StoreUnavailable(result.problem, remedy="Free space or repair the store.")
 
-    def _after_failure(self, failure: SegmentFailure) -> None:
+    def _after_failure(self, failure: SegmentFailure, segment_index: int = 0, until_step: int = 0) -> None:
         shrinkable = self.segments.memory.can_shrink_after(failure)
         self.failures_without_progress += 0 if shrinkable else 1  # the ladder has an end of its own
         batch = (failure.kind, failure.evidence.batch_index)
         self._same_batch = self._same_batch + 1 if batch == self._last_failed_batch else 1
         self._last_failed_batch = batch
-        action = next_action(self._progress(0, can_shrink=shrinkable), failure, self.limits)
+        action = next_action(self._progress(0, can_shrink=shrinkable, suspect=failure), failure, self.limits)
         match action:
             case Retry():
                 if action.shrink:
                     self.segments.memory.shrink_after(failure)
+                if action.skip_batch is not None:
+                    self.segments.skips.add(action.skip_batch, action.reason)
+                    self.progress.note(f"batch {action.skip_batch} is left out from now on: {action.reason}")
+                if action.lower_lr:
+                    decision = self.advice.lower_learning_rate(segment_index, self.segments.validated_step or 0, until_step)
+                    self._hyperparams[segment_index] = decision.applied_hyperparams
+                    self.progress.note(f"learning rate x {decision.applied_hyperparams.lr_multiplier} for this segment: {action.reason}")
                 if action.delay_s:
                     with self.segments.ledger.bucket("restart"):
                         time.sleep(action.delay_s)
@@ -152,13 +166,16 @@ class RunSession:
             case Train() | Finish() | Pause():
                 raise InternalError(f"unexpected action {action}", remedy="Report this as a bug.")
 
-    def _progress(self, applied_steps: int, *, can_shrink: bool = False) -> Progress:
+    def _progress(self, applied_steps: int, *, can_shrink: bool = False, suspect: SegmentFailure | None = None) -> Progress:
+        batch = suspect.evidence.batch_index if suspect is not None and self._same_batch > 1 else None
         return Progress(
             applied_steps=applied_steps,
             validated_step=self.segments.validated_step,
             failures_without_progress=self.failures_without_progress,
             same_batch_failures=self._same_batch,
             can_shrink=can_shrink,
+            sample_ids=self.segments.skips.samples_of(batch) if batch is not None else (),
+            skipped_batches=len(self.segments.skips.batches),
         )
 
     # -- endings --------------------------------------------------------------------------------------------------------

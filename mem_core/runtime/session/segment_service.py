@@ -10,13 +10,15 @@ from mem_core.core.deadlines import PhaseTimes
 from mem_core.core.goodput import GoodputLedger
 from mem_core.core.state_manager import StateManager
 from mem_core.domain.checkpoint import TrainingPosition
-from mem_core.domain.events import FaultMet, Recovered, SegmentEnded, SegmentStarted
+from mem_core.domain.events import FaultMet, Noted, Recovered, SegmentEnded, SegmentStarted
 from mem_core.domain.plan import Hyperparams
-from mem_core.domain.segment import Evidence, SaveFailed, SegmentCompleted, SegmentFailure, SegmentInterrupted, describe_failure
+from mem_core.domain.segment import Evidence, NonFinite, SaveFailed, SegmentCompleted, SegmentFailure, SegmentInterrupted, describe_failure
 from mem_core.infrastructure.telemetry.metrics import discard_metrics_after
 from mem_core.infrastructure.telemetry.progress import Progress, ProgressView
 from mem_core.runtime.session.checkpoint_service import CheckpointService, PendingSave, resume_position
 from mem_core.runtime.session.memory_service import MemoryService
+from mem_core.runtime.session.notices import Notices
+from mem_core.runtime.session.skip_list import SkipList
 from mem_core.runtime.worker.heartbeat import Heartbeat
 from mem_core.runtime.worker.protocol import ReplayEvidence, SegmentDone, Train, WorkerSpec
 from mem_core.runtime.worker_group.group import GroupFailed, WorkerGroup
@@ -66,11 +68,13 @@ class SegmentService:
     reached_batch: int = 0
     times: PhaseTimes = field(default_factory=PhaseTimes)
     _memory: MemoryService | None = None
+    _skips: SkipList | None = None
     _group: WorkerGroup | None = None
     _spent: WorkerGroup | None = None
     _tries: int = 0
     _fault: tuple[str, float] | None = None
     _last_second_s: float = field(default=0.0)
+    _notices: Notices | None = None
     _parameters: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
@@ -79,6 +83,24 @@ class SegmentService:
         if self._memory is None:
             self._memory = MemoryService(self.spec, self.state, self.progress)
         return self._memory
+
+    @property
+    def skips(self) -> SkipList:
+        """Batches that are left out for good."""
+        if self._skips is None:
+            self._skips = SkipList(self.spec, self.state)
+        return self._skips
+
+    @property
+    def notices(self) -> Notices:
+        """Stragglers, preemption, spikes."""
+        if self._notices is None:
+            self._notices = Notices(self.spec.request.resilience, self._note)
+        return self._notices
+
+    def _note(self, text: str) -> None:
+        self.state.emit(Noted(text=text))
+        self.progress.note(text)
 
     # -- position -------------------------------------------------------------------------------------------------------
 
@@ -151,14 +173,26 @@ class SegmentService:
             done = self._drive(group, segment_index, until_step, hyperparams, staging)
         except GroupFailed as exc:
             raise self._failed(segment_index, exc.failure) from exc
+        self._refuse_spike(segment_index, position, done)
         return self._completed(segment_index, position, done, staging, group)
+
+    def _refuse_spike(self, segment_index: int, before: TrainingPosition, done: SegmentDone) -> None:
+        """Where the user set a threshold: a segment with a loss beyond it is not saved, as if the loss had not been finite."""
+        losses = [float(loss) for loss in done.columns["loss"]]
+        found = self.notices.spike(losses)
+        if found is None:
+            return
+        batch = int(done.columns["batch_index"][found])
+        evidence = Evidence(rank=0, phase="step", batch_index=batch, exception=f"loss {losses[found]:.4g}")
+        spike = NonFinite(what="loss_spike", batch_index=batch, sample_ids=self.skips.samples_of(batch), evidence=evidence)
+        raise self._failed(segment_index, spike)
 
     def _drive(self, group: WorkerGroup, segment_index: int, until_step: int, hyperparams: Hyperparams, staging: Path) -> SegmentDone:
         self.ledger.enter("productive")
         section = self.spec.request.checkpoint
         before = self.locate().applied_steps
         replay_of = before if section.validation == "replay" and before else None
-        order = Train(until_step, hyperparams, str(staging), every_s=section.every_s, replay_of=replay_of)
+        order = Train(until_step, hyperparams, str(staging), every_s=section.every_s, skip_batches=self.skips.batches, replay_of=replay_of)
         try:
             return group.train(order, lambda beats: self._on_beat(beats, segment_index), lambda: bool(self.stop))
         finally:
@@ -206,9 +240,11 @@ class SegmentService:
                 phase=beat.phase,
             )
         )
+        self.notices.look_for_stragglers(beats)
         now = time.monotonic()
         if now - self._last_second_s >= 1.0:
             self._last_second_s = now
+            self.stop.by = self.stop.by or self.notices.preempted()
             self.every_second()
 
     def _tokens_per_s(self, beat: Heartbeat) -> float | None:

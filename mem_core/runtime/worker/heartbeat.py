@@ -10,14 +10,17 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-_RECORD = struct.Struct("<dqqqdddqqdq16s")
+_RECORD = struct.Struct("<dqqqdddqqdqd16s")
 _SEQUENCE = struct.Struct("<Q")
 _SIZE = _SEQUENCE.size + _RECORD.size
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What a rank last said. `beat_s` is CLOCK_MONOTONIC, comparable between processes of one machine."""
+    """What a rank last said. `beat_s` is CLOCK_MONOTONIC, comparable between processes of one machine.
+
+    `step_s` is the whole last step, the same for ranks that wait for each other; `compute_s` its part before anybody is waited for.
+    """
 
     beat_s: float = 0.0
     batch_index: int = 0
@@ -30,6 +33,7 @@ class Heartbeat:
     memory_bytes: int = 0
     step_s: float = 0.0
     peak_bytes: int = 0
+    compute_s: float = 0.0
     phase: str = "start"
 
 
@@ -55,13 +59,14 @@ class HeartbeatWriter:
         memory_bytes: int = 0,
         step_s: float = 0.0,
         peak_bytes: int = 0,
+        compute_s: float = 0.0,
     ) -> None:
         """Publish a new record."""
         self._sequence += 1
         _SEQUENCE.pack_into(self._map, 0, self._sequence)
         _RECORD.pack_into(
             self._map, _SEQUENCE.size, time.monotonic(), batch_index, applied_steps, micro_batches, loss, grad_norm,
-            learning_rate, tokens, memory_bytes, step_s, peak_bytes, phase.encode()[:16],
+            learning_rate, tokens, memory_bytes, step_s, peak_bytes, compute_s, phase.encode()[:16],
         )  # fmt: skip
         self._sequence += 1
         _SEQUENCE.pack_into(self._map, 0, self._sequence)

@@ -60,6 +60,7 @@ class Train:
     hyperparams: Hyperparams
     staging: str | None
     every_s: float | None = None
+    skip_batches: tuple[int, ...] = ()
     replay_of: int | None = None
     """Report the first steps early: they are what a replay of the checkpoint of this step must come to again."""
 

@@ -1,0 +1,63 @@
+"""What goes wrong inside a rank at a batch of its own choosing: callables for `WorkerSpec.on_built`, made so that they pickle."""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Poison:
+    """Batch `batch_index` fails each time it is done, or `times` times: "nan", "error", "kill" (SIGKILL) or "spike" (loss x 50).
+
+    `counter` is a file that counts the failures over processes.
+    """
+
+    batch_index: int
+    how: str
+    counter: str
+    times: int = 1_000
+
+    def __call__(self, runner: Any) -> None:
+        """Stand in front of the engine's forward."""
+        forward = runner.engine.forward
+
+        def poisoned(**inputs: Any) -> Any:
+            logits = forward(**inputs)
+            if runner.position.batch_index != self.batch_index or self.failed() >= self.times:
+                return logits
+            with Path(self.counter).open("a") as file:
+                file.write("x")
+            if self.how == "error":
+                raise ValueError("a row that nobody can read")
+            if self.how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return logits * (float("nan") if self.how == "nan" else 50.0)
+
+        runner.engine.forward = poisoned
+
+    def failed(self) -> int:
+        """How often it has failed so far."""
+        path = Path(self.counter)
+        return path.stat().st_size if path.exists() else 0
+
+
+@dataclass(frozen=True)
+class Slow:
+    """One rank computes longer in each forward."""
+
+    rank: int
+    delay_s: float
+
+    def __call__(self, runner: Any) -> None:
+        """Stand in front of that rank's forward."""
+        forward = runner.engine.forward
+
+        def slow(**inputs: Any) -> Any:
+            time.sleep(self.delay_s)
+            return forward(**inputs)
+
+        if runner.spec.rank == self.rank:
+            runner.engine.forward = slow

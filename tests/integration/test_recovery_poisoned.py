@@ -1,0 +1,121 @@
+"""Batches that always fail, numbers that are not finite, losses that are far out: what the user chose happens, and is exact on resume."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chaos_ports import Poison, Slow
+
+from mem_core.core.state_manager import read_journal
+from mem_core.domain.errors import Interrupted, NoProgress
+from mem_core.domain.events import BatchSkipped, Noted, PolicyDecided
+from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.run import RunResult
+
+pytestmark = pytest.mark.integration
+Drive, Nano = Callable[..., RunResult], Callable[..., RuntimeRequest]
+STEPS = {"max_steps": 40, "segment_steps": 10, "warmup_steps": 5}
+BATCH = 14
+
+
+@pytest.fixture
+def poisoned(drive: Drive, nano: Nano, tmp_path: Path) -> Callable[..., RunResult]:
+    """Drive a run whose batch 14 goes wrong."""
+
+    def run(how: str, run_id: str = "poisoned", times: int = 1_000, steps: dict[str, int] = STEPS, **resilience: Any) -> RunResult:
+        poison = Poison(BATCH, how, str(tmp_path / f"{run_id}.count"), times)
+        return drive_with(drive, nano(run_id, training=steps, resilience=resilience), poison)
+
+    return run
+
+
+def events_of(tmp_path: Path, run_id: str, kind: type) -> list[Any]:
+    return [line.event for line in read_journal(tmp_path / run_id / "journal") if isinstance(line.event, kind)]
+
+
+@pytest.mark.parametrize("how", ["error", "nan", "kill"])
+def test_a_batch_that_always_fails_ends_in_bounded_time_and_names_its_samples(
+    poisoned: Callable[..., RunResult], tmp_path: Path, how: str
+) -> None:
+    """Exit 79 after the allowed restarts, with the batch and its samples in the message."""
+    with pytest.raises(NoProgress) as caught:
+        poisoned(how, max_failures_without_progress=2)
+    text = str(caught.value)
+    assert f"Batch {BATCH}" in text
+    assert "samples [" in text
+    assert (tmp_path / "poisoned.count").stat().st_size == 3
+
+
+def test_a_poisoned_batch_is_left_out_where_allowed_and_resume_is_exact(poisoned: Callable[..., RunResult], tmp_path: Path) -> None:
+    """Skipped once and for all: 40 applied steps, one skipped, and the same weights whether or not the run was cut in between."""
+    whole = poisoned("error", "whole", on_poisoned_batch="skip")
+    assert (whole.status, whole.applied_steps, whole.skipped_steps) == ("completed", 40, 1)
+    (skip,) = events_of(tmp_path, "whole", BatchSkipped)
+    assert skip.batch_index == BATCH
+    assert len(skip.sample_ids) == 8
+    poisoned("error", "cut", steps={**STEPS, "max_steps": 25, "schedule_steps": 40}, on_poisoned_batch="skip")
+    resumed = poisoned("error", "cut", steps={**STEPS, "schedule_steps": 40}, on_poisoned_batch="skip")
+    assert (resumed.applied_steps, resumed.skipped_steps) == (40, 1)
+    assert (resumed.weights_digest, resumed.trajectory_digest) == (whole.weights_digest, whole.trajectory_digest)
+
+
+def test_numbers_that_are_not_finite_once_cost_nothing(poisoned: Callable[..., RunResult], drive: Drive, nano: Nano) -> None:
+    """The default: roll back, do the batch again, and nobody can tell from the weights."""
+    struck = poisoned("nan", "struck", times=1)
+    clean = drive(nano("clean", training=STEPS))
+    assert struck.restarts == 1
+    assert (struck.weights_digest, struck.trajectory_digest) == (clean.weights_digest, clean.trajectory_digest)
+
+
+def test_a_lowered_rate_goes_through_the_policy_engine_for_that_segment_alone(poisoned: Callable[..., RunResult], tmp_path: Path) -> None:
+    """Recorded as a decision of segment 1; the others keep what they had."""
+    result = poisoned("nan", "lowered", times=1, on_non_finite="lower_lr")
+    assert result.status == "completed"
+    decided = events_of(tmp_path, "lowered", PolicyDecided)
+    assert [(event.segment_index, event.decision.applied_hyperparams.lr_multiplier) for event in decided] == [(0, 1.0), (1, 0.5)]
+
+
+def test_a_loss_that_is_far_out_rolls_back(poisoned: Callable[..., RunResult], drive: Drive, nano: Nano, tmp_path: Path) -> None:
+    """With a threshold set, a spike in segment 3 is a fault; it does not come again, and the weights are those of a clean run."""
+    steps = {"max_steps": 60, "segment_steps": 30, "warmup_steps": 5}
+    poison = Poison(45, "spike", str(tmp_path / "spiked.count"), times=1)
+    spiked = drive_with(drive, nano("spiked", training=steps, resilience={"loss_spike_factor": 20}), poison)
+    clean = drive(nano("clean", training=steps, resilience={"loss_spike_factor": 20}))
+    assert [fault.kind for fault in spiked.faults] == ["non_finite"]
+    assert "loss_spike" in spiked.faults[0].detail
+    assert clean.faults == ()
+    assert spiked.weights_digest == clean.weights_digest
+
+
+def drive_with(drive: Drive, request: RuntimeRequest, port: Any) -> RunResult:
+    """Drive with a port inside the ranks."""
+
+    def compose(draft: Any) -> None:
+        draft.session.segments.spec = replace(draft.session.segments.spec, on_built=port)
+
+    return drive(request, prepared=compose)
+
+
+def test_a_preemption_notice_commits_and_stops(drive: Drive, nano: Nano, tmp_path: Path) -> None:
+    """Exit 75, with a validated checkpoint beyond where the notice came; the same request goes on."""
+    notice = tmp_path / "notice"
+    request = nano("preempted", training={"max_steps": 100_000, "segment_steps": 100_000}, resilience={"preemption_file": str(notice)})
+
+    def before(session: Any, segment: Any) -> None:
+        notice.touch()
+
+    with pytest.raises(Interrupted) as caught:
+        drive(request, before_segment=before)
+    assert caught.value.exit_code == 75
+    assert "preemption notice" in str(caught.value)
+    assert "validated step 0" not in str(caught.value)
+
+
+def test_a_straggler_of_two_ranks_is_named(drive: Drive, nano: Nano, tmp_path: Path) -> None:
+    """Rank 1 computes 30 ms longer in each step: a notice says so, and nothing else happens."""
+    request = nano("slow", training={"max_steps": 400, "segment_steps": 400}, parallel={"num_ranks": 2})
+    result = drive_with(drive, request, Slow(rank=1, delay_s=0.03))
+    assert result.faults == ()
+    assert any("rank 1 is a straggler" in note.text for note in events_of(tmp_path, "slow", Noted))
