@@ -177,7 +177,7 @@ class Engine:
             InternalError: DeepSpeed loaded nothing, or another step.
         """
         path, _ = self.raw.load_checkpoint(str(folder.parent), tag=folder.name, load_lr_scheduler_states=False)
-        batches = self.raw.global_steps
+        batches = self.raw.global_steps + len(position.passed_batches)  # the engine counts what it was given
         if path is None or batches != position.batch_index:
             raise InternalError(
                 "DeepSpeed did not restore the checkpoint's step",

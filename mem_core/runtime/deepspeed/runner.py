@@ -70,6 +70,7 @@ class DeepSpeedRunner:
         self._warm = False
         self.build_s = 0.0
         self.restore_s = 0.0
+        self._computed_s = 0.0
         self.memory = AdaptiveMemory(spec, MemoryBoard(board.page, spec.rank, spec.num_ranks), plan_bounds(spec, self._data), record)
 
     def build(self, folder: str | None, position: TrainingPosition, replay_until: int = 0) -> None:
@@ -123,6 +124,9 @@ class DeepSpeedRunner:
         self.beat("step" if self._warm else "first_step")
         columns = StepColumns()
         while self.position.applied_steps < order.until_step:
+            if self.position.batch_index in order.skip_batches:
+                self._pass_over()
+                continue
             overdue = order.every_s is not None and time.monotonic() - started_s >= order.every_s and len(columns) > 0
             if not self._board.may_start(self.position.batch_index, self.spec.rank, stop_wanted=overdue):
                 break
@@ -182,6 +186,7 @@ class DeepSpeedRunner:
         self._heartbeat.beat(
             "step", self.position.batch_index, self.position.applied_steps, len(split[0]), loss * self.spec.num_ranks,
             norm or 0.0, rate, self.position.tokens, reading.used_bytes, step_s, reading.peak_bytes,
+            self._computed_s - started_s,
         )  # fmt: skip
 
     def _accumulate(self, ids: np.ndarray, lengths: np.ndarray, trained_tokens: int) -> tuple[float, Split]:
@@ -203,6 +208,7 @@ class DeepSpeedRunner:
                 if failure is None:
                     raise
                 traceback.clear_frames(exc.__traceback__)  # they hold the activations
+            self._computed_s = time.perf_counter()  # before any rank waits for another
             failed = self.memory.agree(self._passes.micro_batch if failure else None)
             if failed is None:
                 return loss / self.spec.num_ranks, split
@@ -253,6 +259,12 @@ class DeepSpeedRunner:
         index = self.position.batch_index
         evidence = Evidence(rank=self.spec.rank, phase="step", batch_index=index)
         return NonFinite(what=what, batch_index=index, sample_ids=tuple(int(i) for i in ids), evidence=evidence)  # type: ignore[arg-type]
+
+    def _pass_over(self) -> None:
+        """Leave the next batch out: no forward, no update; the engine never sees it."""
+        index = self.position.batch_index
+        skipped, passed = (*self.position.skipped_batches, index), (*self.position.passed_batches, index)
+        self.position = self.position.model_copy(update={"batch_index": index + 1, "skipped_batches": skipped, "passed_batches": passed})
 
     def _advance(self, applied: bool, tokens: int) -> None:
         old = self.position
