@@ -4,6 +4,8 @@ The runs are served by Prefect's runner and not by a worker: asked to stop (SIGT
 waits for the flows, which commit and end as Cancelled; a process worker kills its flows at once and leaves them "Running".
 """
 
+import asyncio
+import contextlib
 import os
 import socket
 import sys
@@ -50,14 +52,18 @@ def serve(file: Path = DEPLOYMENTS_FILE, port: int = 4200, limit: int = 4) -> in
 def _serve(entries: list[dict[str, Any]], api_url: str, limit: int) -> None:
     os.environ.update(PREFECT_API_URL=api_url, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE="false")
     os.environ.setdefault("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", HEARTBEAT_S)
-    from prefect import serve as serve_flows
+    from prefect.exceptions import TerminationSignal
+    from prefect.runner import Runner
 
     from flows.automations import apply_automations
 
-    deployments = [to_deployment(entry) for entry in entries]
+    runner = Runner(pause_on_shutdown=True, limit=limit)
+    for entry in entries:
+        runner.add_deployment(to_deployment(entry))
     apply_automations(AUTOMATIONS_FILE)
     print(_greeting(entries, api_url.removesuffix("/api")), file=sys.stderr, flush=True)
-    serve_flows(*deployments, limit=limit, pause_on_shutdown=True, print_starting_message=False)
+    with contextlib.suppress(KeyboardInterrupt, TerminationSignal):
+        asyncio.run(runner.start())
 
 
 def _greeting(entries: list[dict[str, Any]], url: str) -> str:
