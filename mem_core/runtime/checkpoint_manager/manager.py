@@ -160,6 +160,10 @@ class CheckpointManager:
                 self._opened = False
                 remove_tree(self._disk, self._area.folder)
 
+    def note(self, text: str) -> None:
+        """A line in the run's journal about its checkpoints."""
+        self._emit(Noted(text=text))
+
     # -- validation ---------------------------------------------------------------------------------------------------------------
 
     def validate(self, step: int, level: Level | None = None) -> CheckpointVerdict:
@@ -204,6 +208,10 @@ class CheckpointManager:
     def listing(self) -> tuple[CheckpointInfo, ...]:
         """Every checkpoint, good or not, ascending by step. Reads only."""
         return self._catalog.listing()
+
+    def manifests(self) -> dict[int, CheckpointManifest]:
+        """Complete checkpoints of this run in any shape, ascending by step, judged or not. Reads only."""
+        return {step: manifest for step, (manifest, _) in self._catalog.own().items()}
 
     def path_of(self, step: int) -> Path:
         """Folder of a committed checkpoint: engine files lie directly in it."""

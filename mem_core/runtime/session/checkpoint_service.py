@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mem_core.domain.checkpoint import CheckpointDraft, CheckpointVerdict, TrainingPosition
-from mem_core.domain.errors import StoreUnavailable
-from mem_core.domain.events import Noted
+from mem_core.domain.errors import NoValidCheckpoint, StoreUnavailable
 from mem_core.infrastructure.telemetry.metrics import write_segment_metrics
 from mem_core.infrastructure.telemetry.tensorboard import TensorBoardWriter
 from mem_core.runtime.checkpoint_manager.manager import CheckpointManager
@@ -149,12 +148,27 @@ class CheckpointService:
             write_segment_metrics(self._run_folder / "metrics", save.step, save.done.columns)
             self._tensorboard.add_segment(save.done.columns, self._memory_limit_bytes)
         except OSError as exc:
-            self.manager._emit(Noted(text=f"metrics of step {save.step} could not be written: {exc}"))
+            self.manager.note(f"metrics of step {save.step} could not be written: {exc}")
 
 
-def resume_position(manager: CheckpointManager, fresh: TrainingPosition) -> tuple[Path | None, TrainingPosition]:
-    """Newest proven checkpoint's folder and position; (None, fresh) where there is none yet. Raises NoValidCheckpoint."""
-    manifest = manager.newest_valid()
+def resume_position(
+    manager: CheckpointManager, fresh: TrainingPosition, ever_validated: Callable[[], bool] = lambda: True
+) -> tuple[Path | None, TrainingPosition]:
+    """Newest proven checkpoint's folder and position; (None, fresh) where there is none yet.
+
+    A run whose first checkpoint was damaged before it was ever proven has lost nothing that anybody could rely on: it starts again
+    at 0, and says so. Once a checkpoint has been proven, having none is an error and never a silent start at 0.
+
+    Raises:
+        NoValidCheckpoint: some were proven in this run's life and none is valid any more.
+    """
+    try:
+        manifest = manager.newest_valid()
+    except NoValidCheckpoint as exc:
+        if ever_validated():
+            raise
+        manager.note(f"no checkpoint of this run was ever proven, so nothing is lost by starting again at step 0: {exc}")
+        return None, fresh
     if manifest is None:
         return None, fresh
     return manager.path_of(manifest.step), manifest.position

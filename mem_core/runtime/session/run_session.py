@@ -201,6 +201,7 @@ class RunSession:
             self.segments.close()
             self.validator.close()
             self.server.close()
+            self.checkpoints.manager.close()
             self._journal_end(error)
             if self.remote is not None and not self.remote.close():
                 self.progress.note("the remote store is behind; everything is in the local run folder and is sent with the next start")

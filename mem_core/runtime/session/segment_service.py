@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mem_core.core.deadlines import PhaseTimes
 from mem_core.core.goodput import GoodputLedger
+from mem_core.core.run_fold import fold_state
 from mem_core.core.state_manager import StateManager
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.events import FaultMet, Noted, Recovered, SegmentEnded, SegmentStarted
@@ -107,9 +108,12 @@ class SegmentService:
     def locate(self) -> TrainingPosition:
         """Where the next segment starts: the engine's position, or that of the newest proven checkpoint."""
         if self.position is None:
-            _, self.position = resume_position(self.checkpoints.manager, self.fresh)
+            _, self.position = resume_position(self.checkpoints.manager, self.fresh, self._ever_validated)
             self.validated_step = self.position.applied_steps or None
         return self.position
+
+    def _ever_validated(self) -> bool:
+        return fold_state(self.state.lines()).newest_validated_step is not None
 
     def lose_engine(self) -> None:
         """Discard workers and position (I5): the next segment restores the last validated step."""
@@ -125,7 +129,7 @@ class SegmentService:
         self.checkpoints.wait_idle()
         self._tries += 1
         with self.ledger.bucket("restore" if self._fault is None else "restart"):
-            folder, position = resume_position(self.checkpoints.manager, self.fresh)
+            folder, position = resume_position(self.checkpoints.manager, self.fresh, self._ever_validated)
             self.validated_step = position.applied_steps or None
             position = self.memory.restored(position)
             self._group = WorkerGroup(

@@ -1,0 +1,50 @@
+"""Where a run goes on: proven checkpoints only, and never a silent start at 0."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mem_core.domain.checkpoint import TrainingPosition
+from mem_core.domain.errors import NoValidCheckpoint
+from mem_core.runtime.session.checkpoint_service import resume_position
+
+FRESH = TrainingPosition(applied_steps=0, batch_index=0)
+
+
+class Manager:
+    """Answers `newest_valid` as told and keeps the notes."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.notes: list[str] = []
+
+    def newest_valid(self) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def path_of(self, step: int) -> Path:
+        return Path(f"step-{step}")
+
+
+def test_nothing_yet_starts_at_zero() -> None:
+    """No checkpoint at all."""
+    assert resume_position(Manager(None), FRESH) == (None, FRESH)  # type: ignore[arg-type]
+
+
+def test_a_run_that_lost_every_proven_checkpoint_ends() -> None:
+    """Some were proven, none is valid now: exit 74."""
+    with pytest.raises(NoValidCheckpoint):
+        resume_position(Manager(NoValidCheckpoint("none", remedy="r")), FRESH, lambda: True)  # type: ignore[arg-type]
+
+
+def test_a_first_checkpoint_damaged_before_it_was_proven_is_redone_aloud() -> None:
+    """Nothing was ever proven: start at 0 with a line that says so."""
+    manager = Manager(NoValidCheckpoint("step 10: bit flip", remedy="r"))
+    assert resume_position(manager, FRESH, lambda: False) == (None, FRESH)  # type: ignore[arg-type]
+    assert "ever proven" in manager.notes[0]
+    assert "bit flip" in manager.notes[0]
