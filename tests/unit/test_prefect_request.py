@@ -1,0 +1,89 @@
+"""From a flow's parameters to a request, with MEM's messages; what a deployment may not leave open; crash loops."""
+
+import time
+from typing import Any
+
+import pytest
+
+from flows.endurance_flow import endurance
+from flows.finetune_flow import finetune, finetune_request
+from flows.flow_request import refuse_relative_store, settled_request
+from flows.serve import AUTOMATIONS_FILE, DEPLOYMENTS_FILE, load_flow, read_deployments, to_deployment
+from mem_core.domain.errors import RequestError
+from mem_core.domain.request import RuntimeRequest
+
+REQUEST = RuntimeRequest(run_id="a", store="/tmp/runs")
+
+
+def settle(overrides: dict[str, Any], deployed: bool = True, start: float = 0.0) -> RuntimeRequest:
+    return settled_request(REQUEST, overrides, deployed=deployed, start_unix_s=start)
+
+
+def test_overrides_win_and_are_validated() -> None:
+    assert settle({"training.max_steps": 7}).training.max_steps == 7
+    with pytest.raises(RequestError, match=r"training.max_steps: must be greater than or equal to 1 \(got 0\)"):
+        settle({"training.max_steps": 0})
+
+
+def test_a_weekly_run_id_is_the_same_for_late_runs_and_retries_of_one_week() -> None:
+    monday, sunday = (time.mktime((2026, 11, day, 12, 0, 0, 0, 0, -1)) for day in (23, 29))
+    name = {"run_id": "endurance-{week}"}
+    assert settle(name, start=monday).run_id == settle(name, start=sunday).run_id == "endurance-2026-w48"
+    assert settle({"run_id": "d-{date}"}, start=monday).run_id == "d-2026-11-23"
+
+
+@pytest.mark.parametrize("store", ["./runs", "runs", "file://runs", "../x"])
+def test_a_deployment_refuses_a_relative_store(store: str) -> None:
+    with pytest.raises(RequestError, match="relative store") as caught:
+        settle({"store": store})
+    assert caught.value.exit_code == 64
+    assert settle({"store": store}, deployed=False).store == store
+
+
+@pytest.mark.parametrize("store", ["/runs", "~/runs", "file:///runs", "s3://bucket/prefix"])
+def test_a_deployment_takes_a_store_that_means_one_place(store: str) -> None:
+    refuse_relative_store(store)
+    assert settle({"store": store}).store == store
+
+
+def test_wrong_parameters_get_our_message() -> None:
+    with pytest.raises(RequestError, match=r"training.max_step.*training.max_steps"):
+        endurance.validate_parameters({"request": {"run_id": "a", "training": {"max_step": 1}}, "overrides": {}})
+    with pytest.raises(RequestError, match="this is no request"):
+        endurance.validate_parameters({"request": 7, "overrides": {}})
+    with pytest.raises(RequestError, match="global_batch_size"):
+        finetune.validate_parameters({**finetune_values(), "global_batch_size": 0})
+
+
+def finetune_values() -> dict[str, Any]:
+    return {
+        "run_id": "a", "model": "preset:llama-nano", "data": "stdlib:", "store": "/runs", "max_steps": 200, "learning_rate": 1e-4,
+        "global_batch_size": 8, "sequence_length": 64,
+    }  # fmt: skip
+
+
+def test_fine_tuning_parameters_become_a_request_with_ten_checkpoints() -> None:
+    request = finetune_request(**finetune_values())
+    assert (request.training.segment_steps, request.training.warmup_steps, request.data.sequence_length) == (20, 20, 64)
+    with pytest.raises(RequestError, match=r"training.learning_rate"):
+        finetune_request(**{**finetune_values(), "learning_rate": 99})
+
+
+def test_every_deployment_can_be_served_as_the_file_says() -> None:
+    entries = {entry["name"]: entry for entry in read_deployments(DEPLOYMENTS_FILE)}
+    assert {"endurance", "finetune", "restore-drill", "doctor"} <= set(entries)
+    for name, entry in entries.items():
+        deployment = to_deployment(entry)
+        assert deployment.name == name
+        assert deployment.entrypoint == entry["entrypoint"]
+        assert deployment.parameters == entry["parameters"]
+        assert deployment.concurrency_limit == 1
+        assert [schedule.active for schedule in deployment.schedules or ()] == [False for _ in entry.get("schedules", ())]
+        assert load_flow(entry["entrypoint"]).description, "the UI shows what a flow does"
+
+
+def test_the_stores_of_the_shipped_deployments_are_no_relative_ones() -> None:
+    for entry in read_deployments(DEPLOYMENTS_FILE):
+        parameters = entry["parameters"]
+        refuse_relative_store(parameters.get("store") or parameters["request"]["store"])
+    assert AUTOMATIONS_FILE.exists()
