@@ -19,6 +19,7 @@ MOST_PATIENCE_STEPS = 5_000
 SETTLE_READINGS = 3  # after a change, readings still show the old plan
 CRITICAL = 0.97  # above it every cause is answered with a smaller micro-batch as well
 RAISED = 1.1  # a limit that much higher lifts the memory of what failed under it
+SLOPE_EVERY = 16  # readings after which the slope is taken again: it costs more than everything else
 STEP_DOWN, STEP_UP = 0.75, 2
 
 
@@ -64,6 +65,7 @@ class MemoryControl:
         self._grown_at: int | None = None
         self._history: deque[StepReading] = deque(maxlen=WINDOW)
         self._said: set[str] = set()
+        self._per_token, self._readings, self._seen_tokens = 0.0, 0, 0
 
     @property
     def patience(self) -> int:
@@ -83,6 +85,10 @@ class MemoryControl:
     def decide(self, reading: StepReading) -> Decision | None:
         """What the reading asks for, if anything."""
         self._history.append(reading)
+        if self._readings % SLOPE_EVERY == 0 or reading.micro_batch.tokens > self._seen_tokens:
+            self._per_token = self._slope()
+            self._seen_tokens = max(self._seen_tokens, reading.micro_batch.tokens)
+        self._readings += 1
         if reading.limit_bytes <= 0:
             return None
         if self._settle:
@@ -99,8 +105,7 @@ class MemoryControl:
 
     # -- levels ---------------------------------------------------------------------------------------------------------
 
-    @property
-    def _per_token(self) -> float:
+    def _slope(self) -> float:
         """Bytes per padded token: as measured before training, else the slope of the readings, else the one ratio there is."""
         if self._line is not None:
             return self._line.per_token + self._line.per_square * self._bounds.longest_tokens
