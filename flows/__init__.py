@@ -8,6 +8,7 @@ _FLOWS = {
     "finetune": "flows.finetune_flow",
     "restore_drill": "flows.restore_drill_flow",
     "doctor": "flows.doctor_flow",
+    "chaos_drill": "flows.chaos_drill_flow",
 }
 
 
@@ -17,4 +18,4 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["doctor", "endurance", "finetune", "restore_drill"]
+__all__ = ["chaos_drill", "doctor", "endurance", "finetune", "restore_drill"]

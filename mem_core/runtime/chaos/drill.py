@@ -13,7 +13,7 @@ from mem_core.domain.run import RunResult
 from mem_core.runtime.chaos.hostile_planner import LocalPlanner
 from mem_core.runtime.chaos.journal_tail import JournalTail
 from mem_core.runtime.chaos.plan import PlannedFault
-from mem_core.runtime.chaos.report import DrillReport, InvariantScore, passed, same, score_fault
+from mem_core.runtime.chaos.report import DrillReport, InvariantScore, html_report, passed, same, score_fault
 from mem_core.runtime.chaos.scene import Scene, wait_for
 from mem_core.runtime.chaos.service_faults import refuses
 from mem_core.runtime.chaos.supervised_run import SupervisedRun
@@ -72,6 +72,7 @@ class Drill:
             twin.end()
         report = self._score(under_chaos, code, twin_code, view, time.monotonic() - started_s)
         write_atomically(self.desk / "drill.json", report.model_dump_json(indent=2))
+        write_atomically(self.desk / "drill.html", html_report(report))
         return report
 
     def _supervised(self, request: RuntimeRequest, command: Callable[[Path], list[str]]) -> SupervisedRun:

@@ -1,5 +1,6 @@
 """The scored report of a drill: values, verdict, text. Pure."""
 
+from html import escape
 from typing import Any, Literal
 
 from mem_core.domain.units import Value
@@ -104,3 +105,30 @@ def _fault_line(fault: FaultScore) -> str:
     )
     words = recovery if fault.fired else "did not fire"
     return f"  {fault.verdict:13}  step {fault.step:>7}  {fault.kind:22}  {words}: {fault.proof}"
+
+
+def html_report(report: DrillReport) -> str:
+    """The same as one self-contained page."""
+    faults = "".join(
+        f"<tr class={fault.verdict}><td>{fault.number}<td>{fault.verdict}<td>{fault.step}<td>{escape(fault.title)}"
+        f"<td>{'' if fault.recovered_s is None else f'{fault.recovered_s:.2f}'}<td>{fault.steps_redone}<td>{escape(fault.proof)}</tr>"
+        for fault in report.faults
+    )
+    promises = "".join(
+        f"<tr class={'survived' if item.held else 'broken'}><td>{'held' if item.held else 'BROKEN'}<td>{escape(item.name)}"
+        f"<td>{escape(item.seen)}</tr>"
+        for item in report.invariants
+    )
+    verdict = text_report(report).splitlines()[0]
+    return (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>drill {escape(report.run_id)}</title><style>{_STYLE}</style>"
+        f"<h1>{escape(verdict)}</h1><h2>Promises</h2><table>{promises}</table><h2>Faults</h2><table><tr><th>#<th>verdict<th>step<th>fault"
+        f"<th>recovered s<th>steps redone<th>proof</tr>{faults}</table></html>"
+    )
+
+
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem}table{border-collapse:collapse;width:100%}"
+    "td,th{text-align:left;padding:.3rem .6rem;border-bottom:1px solid #8884;vertical-align:top}h1{font-size:1.3rem}"
+    ".not_fired,.not_recovered,.broken{background:#c003}@media(prefers-color-scheme:dark){body{background:#111;color:#ddd}}"
+)
