@@ -15,7 +15,9 @@ def build_parser() -> argparse.ArgumentParser:
     """All verbs and their arguments."""
     parser = argparse.ArgumentParser(prog="mem", description="LLM training runs that survive what happens to them.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    _request_verb(verbs, "train", "run a request to its end; the same command again resumes it")
+    train = _request_verb(verbs, "train", "run a request to its end; the same command again resumes it")
+    reshard = "go on with other parallel.num_ranks or parallel.zero_stage: the newest checkpoint is converted and proven first"
+    train.add_argument("--allow-reshard", action="store_true", help=reshard)
     _request_verb(verbs, "doctor", "examine this machine for a request; changes nothing")
     drill = _request_verb(verbs, "drill", "train under real faults, then an undisturbed twin, and compare; exit 0 only if all was survived")
     drill.add_argument("--seed", type=int, default=None, help="seed of the fault plan; the same seed plans the same faults")
@@ -55,8 +57,9 @@ def _run_verb(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name
 
 def _checkpoint_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     group = verbs.add_parser("checkpoints", help="list or verify a run's checkpoints").add_subparsers(dest="action", required=True)
-    for name, text in (("list", "every checkpoint and its verdict"), ("verify", "read and hash everything; exit 74 if anything is bad")):
-        _run_verb(group, name, text)
+    _run_verb(group, "list", "every checkpoint and its verdict")
+    verify = _run_verb(group, "verify", "read and hash everything; exit 74 if anything is bad")
+    verify.add_argument("--deep", action="store_true", help="also restore each in fresh processes and take two steps")
     export = _run_verb(group, "export", "a proven checkpoint as a Hugging Face folder")
     export.add_argument("--step", type=int, default=None, help="which one; default the newest valid")
     export.add_argument("--output", type=Path, default=None, metavar="FOLDER", help="default RUN/export/step-N")
@@ -118,7 +121,7 @@ def run_verb(arguments: argparse.Namespace) -> int:
         case "train":
             from flows.train_command import train
 
-            return train(arguments.request, arguments.overrides, arguments.json)
+            return train(arguments.request, arguments.overrides, arguments.json, arguments.allow_reshard)
         case "drill":
             from flows.drill_command import drill
 
@@ -161,7 +164,7 @@ def _checkpoints(arguments: argparse.Namespace) -> int:
         case _:
             from flows.checkpoint_commands import verify_checkpoints
 
-            return verify_checkpoints(folder, arguments.json)
+            return verify_checkpoints(folder, arguments.json, arguments.deep)
 
 
 def _policy(arguments: argparse.Namespace) -> int:

@@ -44,24 +44,29 @@ def progress_shown() -> bool:
 
 
 @mem_flow(name="endurance", flow_run_name=flow_run_name, persist_result=False, validate_parameters=True)
-def endurance(request: RuntimeRequest, overrides: dict[str, Any] = {}) -> Any:  # noqa: B006 - never changed; the form shows it
+def endurance(
+    request: RuntimeRequest,
+    overrides: dict[str, Any] = {},  # noqa: B006 - never changed; the form shows it
+    allow_reshard: bool = False,
+) -> Any:
     """Train until `training.max_steps`, surviving what may come; the same run_id again resumes.
 
     Args:
         request: Everything about the run. A request that is given replaces the deployment's own as a whole.
         overrides: Single values by dotted name, such as {"training.max_steps": 200}; they win over the request.
+        allow_reshard: Convert the newest checkpoint where the request asks for other ranks or another ZeRO stage.
     """
-    return drive_request(request_of_run(request, overrides))
+    return drive_request(request_of_run(request, overrides), allow_reshard)
 
 
-def drive_request(request: RuntimeRequest) -> Any:
+def drive_request(request: RuntimeRequest, allow_reshard: bool = False) -> Any:
     """Inside a flow: one attempt of a run. A RunResult, or the Cancelled state of a run that was asked to stop.
 
     Raises:
         MemError: every other ending.
     """
     request, settings = with_key_from_block(request, Settings.from_environment())
-    draft = draft_run(request, _PROGRESS[0] if _PROGRESS else None, settings)
+    draft = draft_run(request, _PROGRESS[0] if _PROGRESS else None, settings, allow_reshard=allow_reshard)
     show_in_prefect(draft)
     try:
         return run_to_end(draft)

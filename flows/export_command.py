@@ -5,8 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from flows.checkpoint_commands import UNCHECKED, signature_key
 from mem_core.core.state_manager import StateManager
-from mem_core.domain.checkpoint import CheckpointExpectation, checkpoint_name
+from mem_core.domain.checkpoint import SIGNATURE_NAME, CheckpointExpectation, checkpoint_name
 from mem_core.domain.errors import NoValidCheckpoint, RequestError
 from mem_core.domain.request import CheckpointSection
 from mem_core.infrastructure.settings import Settings, child_environment
@@ -18,22 +19,27 @@ from mem_core.runtime.checkpoint_manager.validator import IntegrityValidator
 EXPORT_DEADLINE_S = 3_600.0
 
 
-def export_checkpoint(folder: Path, step: int | None, output: Path | None, as_json: bool) -> int:
+def export_checkpoint(folder: Path, step: int | None, output: Path | None, as_json: bool, settings: Settings | None = None) -> int:
     """Write `export/step-N` (or `output`) of the newest valid checkpoint (or `step`); shards are merged and checked.
 
     Raises:
-        RequestError: no such run. NoValidCheckpoint: no such checkpoint, or it is bad.
+        RequestError: no such run, or the checkpoint is signed and MEM_MANIFEST_KEY is not set. NoValidCheckpoint: no such
+        checkpoint, or it is bad.
     """
+    settings = settings or Settings.from_environment()
+    key = signature_key(settings)
     if not (folder / "run.json").is_file():
         raise RequestError("there is no such run", field="RUN", value=folder, remedy="Give a run id with --store, or a run folder.")
-    chosen = _choose(Catalog(OsDisk(), folder, folder.name, None), step)
+    chosen = _choose(Catalog(OsDisk(), folder, folder.name, key), step)
+    source = folder / "checkpoints" / checkpoint_name(chosen)
+    if key is None and (source / SIGNATURE_NAME).exists():
+        raise RequestError(UNCHECKED, field="MEM_MANIFEST_KEY", remedy="Give the key that the run was signed with.")
     target = (output or folder / "export" / checkpoint_name(chosen)).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
-        [sys.executable, "-m", "mem_core.runtime.deepspeed.export", str(folder / "checkpoints" / checkpoint_name(chosen)),
-         str(folder / "run.json"), str(target)],
-        env=child_environment(Settings.from_environment(), device="cpu"), capture_output=True, text=True, check=False,
-        stdin=subprocess.DEVNULL, timeout=EXPORT_DEADLINE_S,
+        [sys.executable, "-m", "mem_core.runtime.deepspeed.export", str(source), str(folder / "run.json"), str(target)],
+        env=child_environment(settings, device="cpu"), capture_output=True, text=True, check=False,
+        input=settings.manifest_key or "", timeout=EXPORT_DEADLINE_S,
     )  # fmt: skip
     if done.returncode != 0:
         raise NoValidCheckpoint(f"the export failed: {done.stderr.strip()[-800:]}", remedy="Try another --step, or mem checkpoints verify.")
@@ -61,6 +67,7 @@ def pin_checkpoint(folder: Path, step: int, pinned: bool) -> int:
     Raises:
         RunHeld: the run is being trained; pin it when it rests.
     """
+    key = signature_key(Settings.from_environment())
     state = StateManager.acquire(folder.parent, folder.name)
     try:
         record = state.record()
@@ -70,7 +77,7 @@ def pin_checkpoint(folder: Path, step: int, pinned: bool) -> int:
         manager = CheckpointManager(
             folder, folder.name, state.attempt, CheckpointSection(),
             CheckpointExpectation(num_ranks=parallel.num_ranks, zero_stage=parallel.zero_stage),
-            fence=state.fence, emit=state.emit, validator=IntegrityValidator(),
+            fence=state.fence, emit=state.emit, validator=IntegrityValidator(signature_key=key), signature_key=key,
         )  # fmt: skip
         if pinned:
             manager.pin(step)

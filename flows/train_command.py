@@ -12,7 +12,8 @@ from flows.local_api import note_embedded
 from flows.report_commands import run_status
 from mem_core.bootstrap import close_early_fork_server, early_fork_server, examine_only, live_root
 from mem_core.core.environment_doctor import error_of
-from mem_core.core.state_manager import RunRecord, reconcile
+from mem_core.core.reconcile import reconcile
+from mem_core.core.state_manager import RunRecord
 from mem_core.domain.errors import InternalError, Interrupted, MemError
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
@@ -21,7 +22,7 @@ from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.telemetry.progress import ProgressDisplay
 
 
-def train(path: str, overrides: list[str], as_json: bool) -> int:
+def train(path: str, overrides: list[str], as_json: bool, allow_reshard: bool = False) -> int:
     """Run a request to its end; returns the exit code and prints the result either way, an error as the last line.
 
     The doctor looks once before anything is started, so that a wrong request is answered within a second; the flow's own
@@ -29,24 +30,26 @@ def train(path: str, overrides: list[str], as_json: bool) -> int:
     """
     request = load_request(path, overrides)
     settings = Settings.from_environment()
-    finished = result_if_finished(live_root(request, settings) / request.run_id, request)
+    finished = result_if_finished(live_root(request, settings) / request.run_id, request, allow_reshard)
     if finished is not None:
         print(f"mem: run {request.run_id} is complete; nothing is to be done. More training.max_steps go on with it.", file=sys.stderr)
         print_result(finished, as_json)
         return 0
-    report = examine_only(request, settings)
+    report = examine_only(request, settings, allow_reshard=allow_reshard)
     error = error_of(report)
     if error is not None:
         raise error
     progress = ProgressDisplay()
-    server = None if settings.prefect_api_url else EmbeddedServer.start(settings, f"{live_root(request, settings)}/{request.run_id}")
+    progress.note("loading torch, DeepSpeed and Prefect (some 10 s; longer the first time)")
     early_fork_server(request, settings, report)
+    server = None
     try:
-        if server is not None:
+        if not settings.prefect_api_url:
+            server = EmbeddedServer.start(settings, f"{live_root(request, settings)}/{request.run_id}")
             note_embedded(server)
             _configure_client(server.url)
             server.wait_ready()
-        result, error = _drive(request, progress, settings)
+        result, error = _drive(request, progress, settings, allow_reshard)
     finally:
         progress.close()
         close_early_fork_server(request.run_id)
@@ -61,7 +64,7 @@ def _say(error: MemError) -> int:
     return error.exit_code
 
 
-def result_if_finished(folder: Path, request: RuntimeRequest) -> RunResult | None:
+def result_if_finished(folder: Path, request: RuntimeRequest, allow_reshard: bool = False) -> RunResult | None:
     """The result of a run that has already done what is asked, from its journal; None where something is left to do.
 
     Raises:
@@ -70,7 +73,7 @@ def result_if_finished(folder: Path, request: RuntimeRequest) -> RunResult | Non
     if not (folder / "run.json").is_file() or not (folder / "journal").is_dir():
         return None
     record = RunRecord.model_validate_json((folder / "run.json").read_bytes())
-    reconcile(record.request, request)
+    reconcile(record.request, request, allow_reshard=allow_reshard)
     result = run_status(folder)
     if result.status != "completed" or result.applied_steps < request.training.max_steps:
         return None
@@ -89,7 +92,9 @@ def _configure_client(url: str) -> None:
     )
 
 
-def _drive(request: RuntimeRequest, progress: ProgressDisplay, settings: Settings) -> tuple[RunResult, MemError | None]:
+def _drive(
+    request: RuntimeRequest, progress: ProgressDisplay, settings: Settings, allow_reshard: bool
+) -> tuple[RunResult, MemError | None]:
     # Prefect prints each error twice with its whole traceback; the one message for people is ours.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     from flows.endurance_flow import endurance, show_progress_on
@@ -98,7 +103,7 @@ def _drive(request: RuntimeRequest, progress: ProgressDisplay, settings: Setting
     show_progress_on(progress)
     folder = live_root(request, settings) / request.run_id
     try:
-        state: Any = endurance(request, return_state=True)
+        state: Any = endurance(request, allow_reshard=allow_reshard, return_state=True)
         if state.is_completed():
             return RunResult.model_validate(state.result()), None
         if state.is_cancelled():

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -9,10 +10,11 @@ from typing import TypeVar
 from mem_core.core.environment_doctor import EnvironmentDoctor, error_of
 from mem_core.core.goodput import GoodputLedger
 from mem_core.core.local_policy_engine import LocalPolicyEngine
-from mem_core.core.state_manager import RunRecord, StateManager, reconcile
+from mem_core.core.reconcile import reconcile
+from mem_core.core.reshard import allow_other_shape, reshaped
+from mem_core.core.state_manager import RunRecord, StateManager
 from mem_core.domain.checkpoint import CheckpointExpectation, TrainingPosition
 from mem_core.domain.environment import EnvironmentReport
-from mem_core.domain.errors import DataError, RequestError
 from mem_core.domain.events import DoctorReported
 from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.request import RuntimeRequest
@@ -36,8 +38,10 @@ from mem_core.runtime.models.facts import ModelFacts, describe_model
 from mem_core.runtime.session.advice_service import AdviceService
 from mem_core.runtime.session.checkpoint_service import CheckpointService
 from mem_core.runtime.session.prepare_service import prepare_ops, prepare_tokens
+from mem_core.runtime.session.refusals import refuse_other_inputs, refuse_other_machine
 from mem_core.runtime.session.remote_service import RemoteService, fetch_record
 from mem_core.runtime.session.replay_service import ReplayService
+from mem_core.runtime.session.reshard_service import ReshardService, reshard_run
 from mem_core.runtime.session.run_session import RunSession, folded_limits, policy_engine
 from mem_core.runtime.session.segment_service import SegmentService, StopFlag
 from mem_core.runtime.session.validator_process import ValidatorProcess
@@ -66,12 +70,16 @@ class RunDraft:
     policy: LocalPolicyEngine | None = None
     planner: BackgroundAdvice | None = None
     remote: RemoteService | None = None
+    allow_reshard: bool = False
+    on_converted: Callable[[Path], None] = lambda folder: None  # a port: told of a universal checkpoint before it is used
 
 
-def draft_run(request: RuntimeRequest, progress: ProgressPort | None = None, settings: Settings | None = None) -> RunDraft:
-    """Begin to open a run; nothing is touched yet."""
-    settings = settings or Settings.from_environment()
-    return RunDraft(request, settings, progress or NoProgress(), StopFlag(), GoodputLedger(), on_built=next(iter(_ON_BUILT), ""))
+def draft_run(
+    request: RuntimeRequest, progress: ProgressPort | None = None, settings: Settings | None = None, *, allow_reshard: bool = False
+) -> RunDraft:
+    """Begin to open a run; nothing is touched yet. `allow_reshard`: its newest checkpoint may be converted to other ranks or ZeRO stage."""
+    draft = RunDraft(request, settings or Settings.from_environment(), progress or NoProgress(), StopFlag(), GoodputLedger())
+    return replace(draft, on_built=next(iter(_ON_BUILT), ""), allow_reshard=allow_reshard)
 
 
 _ON_BUILT: list[str] = []
@@ -97,7 +105,7 @@ def examine(draft: RunDraft) -> EnvironmentReport:
         MemError: the first failing kind in the order of the exit codes.
     """
     check_policy(draft)
-    report = examine_only(draft.request, draft.settings)
+    report = examine_only(draft.request, draft.settings, allow_reshard=draft.allow_reshard)
     draft.environment = report
     error = error_of(report)
     if error is not None:
@@ -120,11 +128,12 @@ def check_policy(draft: RunDraft) -> None:
         draft.planner = BackgroundAdvice(planner)
 
 
-def examine_only(request: RuntimeRequest, settings: Settings) -> EnvironmentReport:
+def examine_only(request: RuntimeRequest, settings: Settings, *, allow_reshard: bool = False) -> EnvironmentReport:
     """The doctor's report, whatever it says."""
     observations = observe_machine(request, settings, run_root=live_root(request, settings))
     model = read_model_numbers(request.model.source, settings.model_cache_dir)
-    return EnvironmentDoctor().examine(request, observations, model, sniff_data(request))
+    report = EnvironmentDoctor().examine(request, observations, model, sniff_data(request))
+    return allow_other_shape(report) if allow_reshard else report
 
 
 def acquire(draft: RunDraft) -> StateManager:
@@ -145,8 +154,8 @@ def acquire(draft: RunDraft) -> StateManager:
         draft.remote = RemoteService(store, draft.state, draft.request.checkpoint, lambda why: _stop(draft, why))
     record = draft.state.record()
     if record is not None:
-        draft.request = reconcile(record.request, draft.request)
-        _refuse_other_machine(record, environment)
+        draft.request = reconcile(record.request, draft.request, allow_reshard=draft.allow_reshard)
+        refuse_other_machine(record, environment)
     draft.state.start_attempt(None, note=f"{environment.device}, {environment.dtype}: {environment.device_reason}")
     draft.state.emit(DoctorReported(report=environment))
     draft.server = draft.server or _EARLY.pop(draft.request.run_id, None) or _fork_server(draft.request, draft.settings, environment)
@@ -210,11 +219,11 @@ def prepare(draft: RunDraft) -> PreparedData:
         record = _born(draft, environment, draft.data, draft.model)
         state.write_record(record)
     else:
-        _refuse_other_inputs(record, draft.data, draft.model)
+        refuse_other_inputs(record, draft.data, draft.model)
     draft.request = draft.request.model_copy(
         update={"training": draft.request.training.model_copy(update={"schedule_steps": record.request.training.schedule_steps})}
     )
-    draft.session = _wire(draft, record)
+    draft.session = _wire(draft, reshaped(record, draft.request, environment.threads_per_rank))
     return draft.data
 
 
@@ -241,10 +250,15 @@ def _wire(draft: RunDraft, record: RunRecord) -> RunSession:
     limit_bytes = budget.budget_bytes if budget is not None else 0
     on_valid = draft.remote.submit if draft.remote is not None else lambda step, folder: None
     checkpoints = CheckpointService(manager, state.folder, limit_bytes, on_valid)
+    spec = replace(_worker_spec(request, environment, data, record), on_built=draft.on_built)
+    if record != state.record():
+        environ = child_environment(draft.settings, device="cpu")
+        live = state.folder / "live" / f"{os.getpid()}-reshard"
+        reshard_run(ReshardService(manager, server, spec, live, environ, state.emit, key, draft.on_converted), state, record, on_valid)
     failures, highest_step = folded_limits(state)
     segments = SegmentService(
         server=server,
-        spec=replace(_worker_spec(request, environment, data, record), on_built=draft.on_built),
+        spec=spec,
         state=state,
         checkpoints=checkpoints,
         ledger=draft.ledger,
@@ -291,34 +305,6 @@ def _born(draft: RunDraft, environment: EnvironmentReport, data: PreparedData, m
         threads_per_rank=environment.threads_per_rank,
         data_fingerprint=data.fingerprint, model_fingerprint=model.fingerprint, versions=environment.versions, born_unix_s=time.time(),
     )  # fmt: skip
-
-
-def _refuse_other_machine(record: RunRecord, environment: EnvironmentReport) -> None:
-    for field, before, now in (("device", record.device, environment.device), ("model.dtype", record.dtype, environment.dtype)):
-        if before != now:
-            raise RequestError(
-                f"run {record.run_id} was born on {before} and this machine would go on with {now}",
-                field=field, value=now, bound=before, remedy=f"Resume where {before} is available, or use a new run_id.",
-            )  # fmt: skip
-
-
-def _refuse_other_inputs(record: RunRecord, data: PreparedData, model: ModelFacts) -> None:
-    if record.data_fingerprint != data.fingerprint:
-        raise DataError(
-            f"the data of run {record.run_id} has changed since it was born",
-            field="data.train",
-            value=data.fingerprint[:16],
-            bound=record.data_fingerprint[:16],
-            remedy="Restore the files as they were, or use a new run_id for the new data.",
-        )
-    if record.model_fingerprint != model.fingerprint:
-        raise RequestError(
-            f"the model of run {record.run_id} has changed since it was born",
-            field="model.source",
-            value=model.fingerprint[:16],
-            bound=record.model_fingerprint[:16],
-            remedy="Restore the model folder as it was, or use a new run_id.",
-        )
 
 
 def _known(value: T | None) -> T:

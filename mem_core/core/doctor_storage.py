@@ -182,8 +182,8 @@ def _saved_finding(request: RuntimeRequest, num_ranks: int, zero_stage: int, ste
         observed=f"asked for {asked.num_ranks} ranks at ZeRO stage {asked.zero_stage}",
         needed=f"{num_ranks} ranks at ZeRO stage {zero_stage}, as the checkpoint of step {step} was saved",
         remedy=(
-            f"Set parallel.num_ranks: {num_ranks} and parallel.zero_stage: {zero_stage} to go on; or start another run_id "
-            "from the exported weights, with a new optimizer state."
+            f"Set parallel.num_ranks: {num_ranks} and parallel.zero_stage: {zero_stage} to go on; or let the checkpoint be converted "
+            "and proven: mem train REQUEST --allow-reshard; or start another run_id from the exported weights, with a new optimizer state."
         ),
         exit_code=64,
     )

@@ -14,11 +14,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
-from mem_core.domain.errors import RequestError, RunHeld, StoreUnavailable
+from mem_core.domain.errors import RunHeld, StoreUnavailable
 from mem_core.domain.events import AttemptStarted, Event, JournalLine
 from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.request import RuntimeRequest
@@ -27,10 +26,6 @@ from mem_core.infrastructure.process_facts import boot_id, start_ticks
 
 LEASE_S = 30.0
 GENESIS_SHA256 = "0" * 64
-ALLOWED_CHANGES = (
-    "store", "training.max_steps", "training.max_steps_limit", "training.segment_steps", "checkpoint", "policy", "resilience", "chaos",
-    "memory.mode", "memory.budget", "memory.high_watermark", "memory.low_watermark",
-)  # fmt: skip
 
 
 class Lease(Value):
@@ -245,40 +240,6 @@ class StateManager:
     def write_record(self, record: RunRecord) -> None:
         """Store what this run is."""
         write_atomically(self.folder / "run.json", record.model_dump_json(indent=2))
-
-
-def reconcile(stored: RuntimeRequest, asked: RuntimeRequest) -> RuntimeRequest:
-    """The request that a resumed run goes on with: what was asked, on the frozen values of birth.
-
-    Raises:
-        RequestError: a value that decides the weights differs from the one the run was born with.
-    """
-    old, new = stored.model_dump(mode="json"), asked.model_dump(mode="json")
-    new["training"]["schedule_steps"] = _frozen_horizon(old, asked)
-    for path, before, after in _differences(old, new):
-        if not any(path == allowed or path.startswith(allowed + ".") for allowed in ALLOWED_CHANGES):
-            raise RequestError(
-                f"run {stored.run_id} was born with {before!r} and cannot change it on resume",
-                field=path,
-                value=repr(after),
-                bound="only more steps, what is kept, limits, policy and resilience may change",
-                remedy=f"Set {path} back to {before!r}, or use a new run_id.",
-            )
-    return RuntimeRequest.model_validate(new)
-
-
-def _frozen_horizon(old: dict[str, Any], asked: RuntimeRequest) -> int:
-    """The schedule's horizon is frozen at birth; leaving it out of a later request means "as it was"."""
-    return asked.training.schedule_steps or old["training"]["schedule_steps"]
-
-
-def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    for key in old.keys() | new.keys():
-        before, after = old.get(key), new.get(key)
-        if isinstance(before, dict) and isinstance(after, dict):
-            yield from _differences(before, after, f"{prefix}{key}.")
-        elif before != after:
-            yield f"{prefix}{key}", before, after
 
 
 def read_lease(folder: Path) -> Lease | None:

@@ -26,13 +26,16 @@ def drive(
     progress: Progress | None = None,
     settings: Settings | None = None,
     server: ForkServer | None = None,
+    allow_reshard: bool = False,
+    drafted: Callable[[RunDraft], None] = lambda draft: None,
 ) -> RunResult:
     """Run one attempt to its end and return the result; errors pass through after everything was closed.
 
-    `prepared` sees the draft once it is wired, `before_segment` each segment before it trains: tests hook in there. A `server`
-    that is given is used and left running, so that many tests pay for the heavy imports once.
+    `drafted` sees the draft before anything is touched, `prepared` once it is wired, `before_segment` each segment before it trains:
+    tests hook in there. A `server` that is given is used and left running, so that many tests pay for the heavy imports once.
     """
-    draft = bootstrap.draft_run(request, progress, settings)
+    draft = bootstrap.draft_run(request, progress, settings, allow_reshard=allow_reshard)
+    drafted(draft)
     draft.server = BorrowedServer.of(server) if server is not None else None
     error: BaseException | None = None
     try:

@@ -17,6 +17,7 @@ from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.errors import InternalError
 from mem_core.domain.plan import Hyperparams
 from mem_core.domain.request import TrainingSection
+from mem_core.runtime.deepspeed.reshard import is_universal
 from mem_core.runtime.deepspeed.snapshot import CollectingCheckpointEngine, weights_digest
 
 SAFE_CLASSES: list[Any] = [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]
@@ -176,7 +177,11 @@ class Engine:
         Raises:
             InternalError: DeepSpeed loaded nothing, or another step.
         """
+        options = [{name: value for name, value in group.items() if name != "params"} for group in self.raw.optimizer.param_groups]
         path, _ = self.raw.load_checkpoint(str(folder.parent), tag=folder.name, load_lr_scheduler_states=False)
+        if is_universal(folder):  # stage 3 gives every group the first one's weight decay there
+            for group, own in zip(self.raw.optimizer.param_groups, options, strict=True):
+                group.update(own)
         batches = self.raw.global_steps + len(position.passed_batches)  # the engine counts what it was given
         if path is None or batches != position.batch_index:
             raise InternalError(

@@ -15,13 +15,14 @@ def engine_config(
     plan: MemoryPlan,
     hyperparams: Hyperparams,
     num_parameters: int,
+    load_universal: bool = False,
 ) -> dict[str, Any]:
     """Configuration for `deepspeed.initialize`.
 
     Accumulation is unmanaged: the runner owns the boundary, so micro-batches may differ from step to step. The batch sizes
     that DeepSpeed wants are therefore nominal (one micro-batch of the rank's whole share); `gradient_clipping` is always
     written, since DeepSpeed clips at 1.0 when the key is absent. Buckets are never larger than the model: the default maps 2 GiB of
-    address space for the smallest one.
+    address space for the smallest one. `load_universal`: the engine will take a checkpoint that was converted from another shape.
     """
     rows_per_rank = request.training.global_batch_size // request.parallel.num_ranks
     bucket = min(DEFAULT_BUCKET_ELEMENTS, max(1, num_parameters))
@@ -43,6 +44,8 @@ def engine_config(
         "steps_per_print": NEVER,
         "wall_clock_breakdown": False,
     }
+    if load_universal:
+        config["checkpoint"] = {**request.deepspeed.get("checkpoint", {}), "load_universal": True}
     match dtype:
         case "float16":
             config["fp16"] = {"enabled": True, "initial_scale_power": hyperparams.loss_scale_initial_power}

@@ -2,7 +2,7 @@
 
 Runs in a process of its own, since it imports DeepSpeed. ZeRO shards are merged by DeepSpeed's own converter, which unpickles
 without an allow-list; so nothing is read before the integrity validator has proven every file, and what comes out must have
-the weights digest that was recorded when the checkpoint was saved.
+the weights digest that was recorded when the checkpoint was saved. Standard input is the manifest key, empty where there is none.
 """
 
 import sys
@@ -16,22 +16,26 @@ from mem_core.domain.checkpoint import CheckpointManifest
 from mem_core.domain.errors import MemError, NoValidCheckpoint
 from mem_core.infrastructure.storage.disk import OsDisk
 from mem_core.runtime.checkpoint_manager.file_checks import read_manifest
+from mem_core.runtime.checkpoint_manager.manifest_codec import ManifestDamaged
 from mem_core.runtime.checkpoint_manager.validator import IntegrityValidator
 from mem_core.runtime.deepspeed.snapshot import weights_digest
 from mem_core.runtime.models.build import clean_name, save_pretrained_folder
 
 
-def proven_manifest(folder: Path) -> CheckpointManifest:
-    """The manifest of a checkpoint whose every file was read and judged just now.
+def proven_manifest(folder: Path, key: bytes | None = None) -> CheckpointManifest:
+    """The manifest of a checkpoint whose every file was read and judged just now, with a key its signature too.
 
     Raises:
         NoValidCheckpoint: with the reasons.
     """
-    manifest = read_manifest(OsDisk(), folder, None).manifest
-    verdict = IntegrityValidator()(folder, manifest, "", "integrity")
+    try:
+        manifest = read_manifest(OsDisk(), folder, key).manifest
+    except (ManifestDamaged, FileNotFoundError) as exc:
+        raise NoValidCheckpoint(f"{folder.name} is not valid: {exc}", remedy="Take another step.") from exc
+    verdict = IntegrityValidator(signature_key=key)(folder, manifest, "", "integrity")
     if not verdict.valid:
         raise NoValidCheckpoint(
-            f"the checkpoint of step {manifest.step} is not valid: {'; '.join(verdict.reasons)}", remedy="Export another step."
+            f"the checkpoint of step {manifest.step} is not valid: {'; '.join(verdict.reasons)}", remedy="Take another step."
         )
     return manifest
 
@@ -62,13 +66,13 @@ def _once(named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: _own(named[name]) for name in found.values()}
 
 
-def export(folder: Path, record: RunRecord, output: Path) -> str:
+def export(folder: Path, record: RunRecord, output: Path, key: bytes | None = None) -> str:
     """Write the Hugging Face folder; returns the weights digest, which equals the manifest's.
 
     Raises:
         NoValidCheckpoint: the checkpoint is bad, or the merged weights are not those that were saved.
     """
-    manifest = proven_manifest(folder)
+    manifest = proven_manifest(folder, key)
     state = merged_state(folder, manifest)
     digest = weights_digest(list(state.items()))
     if manifest.weights_digest and digest != manifest.weights_digest:
@@ -84,7 +88,7 @@ def main(argv: list[str]) -> int:
     """Export one checkpoint; the last line of standard output is the digest."""
     try:
         record = RunRecord.model_validate_json(Path(argv[1]).read_bytes())
-        sys.stdout.write(export(Path(argv[0]), record, Path(argv[2])) + "\n")
+        sys.stdout.write(export(Path(argv[0]), record, Path(argv[2]), sys.stdin.buffer.read() or None) + "\n")
     except MemError as exc:
         sys.stderr.write(f"{exc}\n")
         return exc.exit_code

@@ -9,20 +9,21 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mem_core.core.memory_ladder import MicroBatch, PlanBounds
+from mem_core.core.memory_ladder import MicroBatch, PlanBounds, largest_micro_batch
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.errors import InternalError
 from mem_core.domain.plan import Hyperparams, MemoryPlan
 from mem_core.domain.segment import Evidence, NonFinite, OutOfMemory
 from mem_core.runtime.adaptive_memory import AdaptiveMemory, RecordEvents, release_free_memory
-from mem_core.runtime.data.collate import collate
 from mem_core.runtime.data.dataset import TokenDataset
 from mem_core.runtime.data.order import sample_ids
 from mem_core.runtime.data.splits import padded_length, split_batch
 from mem_core.runtime.deepspeed.engine import Engine, NonFiniteGradient, initialise_distributed
 from mem_core.runtime.deepspeed.engine_config import engine_config
+from mem_core.runtime.deepspeed.evaluation import Evaluation
 from mem_core.runtime.deepspeed.first_plan import FirstPlan
 from mem_core.runtime.deepspeed.passes import Passes
+from mem_core.runtime.deepspeed.reshard import is_universal
 from mem_core.runtime.deepspeed.snapshot import Snapshot
 from mem_core.runtime.models.build import build_model
 from mem_core.runtime.schedule import learning_rate
@@ -85,7 +86,7 @@ class DeepSpeedRunner:
         ).to(self._device)
         model.train()
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        config = engine_config(self.request, spec.dtype, plan, position.hyperparams, num_parameters)
+        config = engine_config(self.request, spec.dtype, plan, position.hyperparams, num_parameters, is_universal(folder))
         self.engine = Engine(model, config, self.request.training, activation_checkpointing=plan.activation_checkpointing)
         self._passes = Passes(self.engine, self._data, self._device, self.request.data.sequence_length, spec.pad_token_id)
         self.build_s = time.monotonic() - started_s
@@ -310,38 +311,16 @@ class DeepSpeedRunner:
             snapshot.write_threaded()
 
     def evaluate(self, max_batches: int) -> float:
-        """Mean loss per token on the validation data; touches neither gradients nor RNG of training."""
+        """Mean loss per token on the validation data; NaN without any."""
         if self.spec.validation_folder is None:
             return float("nan")
-        data = TokenDataset.open(Path(self.spec.validation_folder))
-        sums = torch.zeros(2, dtype=torch.float64)
+        plan = self.memory.plan(self.position)
+        evaluation = Evaluation(self.spec, self._passes, self._device, largest_micro_batch(plan, self.memory.bounds).tokens)
         self.engine.raw.eval()
         try:
-            with torch.no_grad():
-                for turn in range(self._evaluation_turns(len(data), max_batches)):
-                    self.beat("evaluate")
-                    sums += self._evaluate_rows(data, turn)
+            return evaluation.run(max_batches, lambda: self.beat("evaluate"))
         finally:
             self.engine.raw.train()
-        if self.spec.num_ranks > 1:
-            on_device = sums.to(self._device)
-            torch.distributed.all_reduce(on_device)
-            sums = on_device.cpu()
-        return float(sums[0] / sums[1]) if sums[1] > 0 else float("nan")
-
-    def _evaluation_turns(self, num_samples: int, max_batches: int) -> int:
-        """The same for every rank: ZeRO-3 gathers weights in each forward, so all must make as many."""
-        return min(max_batches, -(-num_samples // self.request.training.global_batch_size))
-
-    def _evaluate_rows(self, data: TokenDataset, turn: int) -> torch.Tensor:
-        """[summed loss, trained tokens] of this rank's share of one validation batch; a rank without rows adds nothing."""
-        batch_size, ranks, rank = self.request.training.global_batch_size, self.spec.num_ranks, self.spec.rank
-        mine = np.arange(turn * batch_size + rank, min((turn + 1) * batch_size, len(data)), ranks)
-        ids = mine if len(mine) else np.zeros(1, dtype=np.int64)
-        length = self._passes.bucket(int(np.asarray(data.lengths[ids]).max()))
-        loss = self._passes.loss(collate(data, ids, np.arange(len(ids)), length, self.spec.pad_token_id))
-        weight = 1.0 if len(mine) else 0.0
-        return torch.tensor([float(loss) * weight, float(np.asarray(data.trained_tokens[ids]).sum()) * weight], dtype=torch.float64)
 
 
 def plan_bounds(spec: WorkerSpec, data: TokenDataset) -> PlanBounds:

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mem_core.domain.checkpoint import CheckpointManifest
-from mem_core.domain.segment import describe_failure
+from mem_core.domain.checkpoint import CheckpointManifest, TrainingPosition
+from mem_core.domain.plan import Hyperparams
+from mem_core.domain.segment import Evidence, WorkerLost, describe_failure
 from mem_core.runtime.worker.protocol import ReplayEvidence, Train, WorkerSpec
 from mem_core.runtime.worker_group.group import GroupFailed, WorkerGroup
 from mem_core.runtime.worker_group.processes import ForkServer
@@ -38,21 +39,42 @@ class ReplayService:
         """Restore in fresh processes, step, compare. The processes are gone afterwards."""
         evidence = self.evidence_of(manifest.step, EVIDENCE_DEADLINE_S)
         self._tries += 1
-        group = WorkerGroup(self.server, self.spec, self.live_folder, self._tries, self.spec.request.resilience.hang_factor)
         num_steps = len(evidence.losses) if evidence is not None else UNRECORDED_STEPS
-        hyperparams = evidence.hyperparams if evidence is not None else manifest.position.hyperparams
+        hyperparams = evidence.hyperparams if evidence is not None else None
         try:
-            group.restore(str(folder), manifest.position, manifest.position.batch_index + num_steps)
-            order = Train(manifest.step + num_steps, hyperparams, staging=None, replay_of=manifest.step)
-            group.train(order, lambda beats: None, lambda: False)
-            redone = group.wait_evidence(manifest.step, 1.0)
+            redone = take_steps(self.server, self.spec, self.live_folder, self._tries, folder, manifest.position, num_steps, hyperparams)
         except GroupFailed as exc:
             return (f"could not be restored and stepped in fresh processes: {describe_failure(exc.failure)}",)
-        finally:
-            group.stop()
-        if redone is None:
-            return ("the fresh processes reported no steps",)
         return compare(evidence, redone, exact=self.spec.device == "cpu")
+
+
+def take_steps(
+    server: ForkServer,
+    spec: WorkerSpec,
+    live_folder: Path,
+    try_number: int,
+    folder: Path,
+    position: TrainingPosition,
+    num_steps: int,
+    hyperparams: Hyperparams | None = None,
+) -> ReplayEvidence:
+    """Restore a checkpoint folder in fresh processes of `spec`'s shape and take 1 or 2 steps; nothing is saved, the processes are gone.
+
+    Raises:
+        GroupFailed: with the classified cause.
+    """
+    step = position.applied_steps
+    group = WorkerGroup(server, spec, live_folder, try_number, spec.request.resilience.hang_factor)
+    try:
+        group.restore(str(folder), position, position.batch_index + num_steps)
+        order = Train(step + num_steps, hyperparams or position.hyperparams, staging=None, replay_of=step)
+        group.train(order, lambda beats: None, lambda: False)
+        redone = group.wait_evidence(step, 1.0)
+    finally:
+        group.stop()
+    if redone is None:
+        raise GroupFailed(WorkerLost(cause="the fresh processes reported no steps", evidence=Evidence()))
+    return redone
 
 
 def compare(recorded: ReplayEvidence | None, redone: ReplayEvidence, *, exact: bool) -> tuple[str, ...]:

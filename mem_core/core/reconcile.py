@@ -1,0 +1,51 @@
+"""What may change when a run goes on: nothing that decides the weights, beside more steps and, where allowed, the shape. Pure."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from mem_core.domain.errors import RequestError
+from mem_core.domain.request import RuntimeRequest
+
+ALLOWED_CHANGES = (
+    "store", "training.max_steps", "training.max_steps_limit", "training.segment_steps", "checkpoint", "policy", "resilience", "chaos",
+    "memory.mode", "memory.budget", "memory.high_watermark", "memory.low_watermark",
+)  # fmt: skip
+RESHARD_CHANGES = ("parallel.num_ranks", "parallel.zero_stage")
+
+
+def reconcile(stored: RuntimeRequest, asked: RuntimeRequest, *, allow_reshard: bool = False) -> RuntimeRequest:
+    """The request that a resumed run goes on with: what was asked, on the frozen values of birth.
+
+    `allow_reshard`: ranks and ZeRO stage may change too; the checkpoint is then converted (core/reshard.py).
+
+    Raises:
+        RequestError: a value that decides the weights differs from the one the run was born with.
+    """
+    old, new = stored.model_dump(mode="json"), asked.model_dump(mode="json")
+    new["training"]["schedule_steps"] = _frozen_horizon(old, asked)
+    allowed_changes = ALLOWED_CHANGES + (RESHARD_CHANGES if allow_reshard else ())
+    for path, before, after in _differences(old, new):
+        if not any(path == allowed or path.startswith(allowed + ".") for allowed in allowed_changes):
+            convert = "convert its checkpoint with --allow-reshard, " if path in RESHARD_CHANGES else ""
+            raise RequestError(
+                f"run {stored.run_id} was born with {before!r} and cannot change it on resume",
+                field=path,
+                value=repr(after),
+                bound="only more steps, what is kept, limits, policy and resilience may change",
+                remedy=f"Set {path} back to {before!r}, {convert}or use a new run_id.",
+            )
+    return RuntimeRequest.model_validate(new)
+
+
+def _frozen_horizon(old: dict[str, Any], asked: RuntimeRequest) -> int:
+    """The schedule's horizon is frozen at birth; leaving it out of a later request means "as it was"."""
+    return asked.training.schedule_steps or old["training"]["schedule_steps"]
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    for key in old.keys() | new.keys():
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            yield from _differences(before, after, f"{prefix}{key}.")
+        elif before != after:
+            yield f"{prefix}{key}", before, after
