@@ -3,6 +3,8 @@
 MEM's figure is taken from segment 2 to the last commit of a whole `mem train` with default checkpointing and validation; the
 bare loop does the same number of steps with the same model, rows, micro-batch, clipping, optimizer and threads.
 
+With `--trainer-python` Hugging Face's Trainer with DeepSpeed is measured too (it needs accelerate, which MEM does not).
+
     python tests/benchmarks/overhead.py [--steps 3000] [--rounds 3] [--zero-stage 1] [--set training.segment_steps=1000]
 """
 
@@ -41,8 +43,8 @@ def mem_steps_per_s(store: Path, run_id: str, arguments: argparse.Namespace) -> 
     return steps / (last.time_unix_s - first.time_unix_s), store / run_id
 
 
-def bare_steps_per_s(folder: Path, arguments: argparse.Namespace) -> float:
-    """The bare loop on the rows that the run prepared."""
+def baseline_steps_per_s(python: str, script: str, folder: Path, arguments: argparse.Namespace) -> float:
+    """A baseline's loop on the rows that the run prepared."""
     record = RunRecord.model_validate_json((folder / "run.json").read_bytes())
     settings = Settings.from_environment()
     order = {
@@ -52,9 +54,10 @@ def bare_steps_per_s(folder: Path, arguments: argparse.Namespace) -> float:
         "warmup": 300, "steps": arguments.steps,
     }  # fmt: skip
     environment = child_environment(settings, device="cpu", threads_per_rank=record.threads_per_rank)
-    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    port = str(29500 + os.getpid() % 1000)  # the Trainer makes its own process group
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     result = subprocess.run(
-        [sys.executable, str(HERE / "bare_deepspeed_loop.py"), json.dumps(order)],
+        [python, str(HERE / script), json.dumps(order)],
         check=True, capture_output=True, text=True, env={**environment, **ranks, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     answer = json.loads(result.stdout.splitlines()[-1])
@@ -68,16 +71,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--zero-stage", type=int, default=1)
     parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--trainer-python", default="", help="a Python that has accelerate beside everything else: adds the Trainer")
     arguments = parser.parse_args()
-    ours, bare = [], []
+    ours, bare, trainer = [], [], []
     with tempfile.TemporaryDirectory() as scratch:
         for number in range(arguments.rounds):
             rate, folder = mem_steps_per_s(Path(scratch), f"overhead-{number}", arguments)
             ours.append(rate)
-            bare.append(bare_steps_per_s(folder, arguments))
-            print(f"round {number}: MEM {ours[-1]:.1f} steps/s, bare DeepSpeed {bare[-1]:.1f} steps/s, ratio {ours[-1] / bare[-1]:.3f}")
+            bare.append(baseline_steps_per_s(sys.executable, "bare_deepspeed_loop.py", folder, arguments))
+            line = f"round {number}: MEM {ours[-1]:.1f} steps/s, bare DeepSpeed {bare[-1]:.1f} steps/s, ratio {ours[-1] / bare[-1]:.3f}"
+            if arguments.trainer_python:
+                trainer.append(baseline_steps_per_s(arguments.trainer_python, "hf_trainer_loop.py", folder, arguments))
+                line += f"; Trainer {trainer[-1]:.1f} steps/s, ratio {ours[-1] / trainer[-1]:.3f}"
+            print(line, flush=True)
     pairs = [a / b for a, b in zip(ours, bare, strict=True)]
     print(f"medians: MEM {statistics.median(ours):.1f}, bare {statistics.median(bare):.1f} steps/s; median ratio {statistics.median(pairs):.3f}")
+    if trainer:
+        ratio = statistics.median(a / b for a, b in zip(ours, trainer, strict=True))
+        print(f"median: Trainer {statistics.median(trainer):.1f} steps/s; median ratio of MEM to it {ratio:.3f}")
 
 
 if __name__ == "__main__":
