@@ -85,7 +85,8 @@ def main() -> None:
                 line += f"; Trainer {trainer[-1]:.1f} steps/s, ratio {ours[-1] / trainer[-1]:.3f}"
             print(line, flush=True)
     pairs = [a / b for a, b in zip(ours, bare, strict=True)]
-    print(f"medians: MEM {statistics.median(ours):.1f}, bare {statistics.median(bare):.1f} steps/s; median ratio {statistics.median(pairs):.3f}")
+    ratio = statistics.median(pairs)
+    print(f"medians: MEM {statistics.median(ours):.1f}, bare {statistics.median(bare):.1f} steps/s; median ratio {ratio:.3f}")
     if trainer:
         ratio = statistics.median(a / b for a, b in zip(ours, trainer, strict=True))
         print(f"median: Trainer {statistics.median(trainer):.1f} steps/s; median ratio of MEM to it {ratio:.3f}")
