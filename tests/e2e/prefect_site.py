@@ -35,16 +35,21 @@ class Site:
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, folder: Path) -> "Iterator[Site]":
-        """Server and `mem serve`; both are gone afterwards."""
+    def open(cls, folder: Path, serving: bool = True) -> "Iterator[Site]":
+        """Server and, if wanted, `mem serve`; both are gone afterwards."""
         site = cls(folder, free_port())
         try:
             site.start_server()
-            site.serving = site.start(BIN / "mem", "serve", log="serve.log")
-            site.wait_log("serve.log", "Ctrl-C stops")
+            if serving:
+                site.start_serving()
             yield site
         finally:
             site.close()
+
+    def start_serving(self) -> None:
+        """`mem serve`, until it says so."""
+        self.serving = self.start(BIN / "mem", "serve", log="serve.log")
+        self.wait_log("serve.log", "Ctrl-C stops")
 
     def start_server(self) -> None:
         """On the same port and database as before."""

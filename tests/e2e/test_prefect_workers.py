@@ -1,0 +1,162 @@
+"""Life cycle under a process worker, by hand and by schedule: the minutes-long half of what `test_prefect_runs` proves."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prefect_site import BIN, Site, wait_for
+from test_prefect_runs import check_outage
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+PREFECT_FILE = Path(__file__).parents[2] / "deployments" / "prefect.yaml"
+POOL_RUN = "endurance/endurance"
+
+
+@dataclasses.dataclass
+class Worker:
+    """A process worker whose deployments have taken the place of the served ones."""
+
+    site: Site
+    process: "subprocess.Popen[bytes]"
+
+    def restart(self) -> None:
+        """Another one after the first has died."""
+        self.process = start_worker(self.site)
+
+
+def start_worker(site: Site) -> "subprocess.Popen[bytes]":
+    process = site.start(BIN / "prefect", "worker", "start", "--pool", "mem-process", log="worker.log")
+    site.wait_log("worker.log", "started!")
+    return process
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """`prefect work-pool create`, `prefect deploy --all`, `prefect worker start`: the commands of deployments/prefect.yaml."""
+    with Site.open(tmp_path_factory.mktemp("worker-site"), serving=False) as site:
+        assert site.prefect("work-pool", "create", "mem-process", "--type", "process").returncode == 0
+        done = site.prefect("deploy", "--all", "--prefect-file", str(PREFECT_FILE))
+        assert done.returncode == 0, done.stdout + done.stderr
+        applied = subprocess.run(
+            [sys.executable, "-m", "flows.automations", str(PREFECT_FILE.with_name("automations.yaml"))],
+            env=site.environment, capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        assert "mem-crash-dead-flows: created" in applied.stdout
+        assert "mem-notify: left out" in applied.stdout
+        worker = Worker(site, start_worker(site))
+        yield worker
+        if worker.process.poll() is None:
+            os.killpg(worker.process.pid, signal.SIGKILL)
+            worker.process.wait()
+
+
+def test_a_cancel_through_the_worker_commits_and_leaves_no_process(worker: Worker) -> None:
+    site = worker.site
+    flow_run = site.train("pool-cancel", **{"training.max_steps": 100_000})
+    site.wait_validated("pool-cancel", 50)
+    assert site.prefect("flow-run", "cancel", flow_run).returncode == 0
+    wait_for(lambda: not site.processes("pool-cancel"), "end of every process", 20)
+    assert site.wait_end(flow_run)["state_name"] == "Cancelled"
+
+
+def test_a_worker_killed_with_its_flow_is_found_and_the_run_goes_on(worker: Worker) -> None:
+    """Both die at once, as on a power cut: the automation says Crashed after 90 s without a heartbeat and schedules it again."""
+    site = worker.site
+    flow_run = site.train("power-cut", **{"training.max_steps": 300})
+    site.wait_validated("power-cut", 50)
+    for pid in (worker.process.pid, site.holder("power-cut")):
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not site.processes("power-cut"), "end of every process", 5)
+    assert site.state(flow_run) == "Running", "Prefect itself does not notice"
+    worker.restart()
+    waited_s = wait_for(lambda: site.flow_run(flow_run)["run_count"] == 2, "second start", 240)
+    print(f"second start {waited_s:.0f} s after the power cut")
+    wait_for(lambda: site.state(flow_run) == "Completed", "the end", 240)
+    assert site.result("power-cut")["applied_steps"] == 300
+
+
+def test_a_worker_told_to_stop_kills_its_flow_and_a_new_run_of_the_same_id_goes_on(worker: Worker) -> None:
+    """Prefect's process worker gives its flows no chance; the lease of a dead holder is free at once."""
+    site = worker.site
+    site.train("worker-stop", **{"training.max_steps": 100_000})
+    site.wait_validated("worker-stop", 50)
+    worker.process.send_signal(signal.SIGTERM)
+    worker.process.wait(60)
+    wait_for(lambda: not site.processes("worker-stop"), "end of every process", 20)
+    step = site.validated_step("worker-stop")
+    worker.restart()
+    done = site.wait_end(site.train("worker-stop", deployment="finetune/finetune", **{"training.max_steps": step + 20}))
+    assert done["state_name"] == "Completed", done["state"]["message"]
+
+
+def test_serving_told_to_stop_lets_its_flow_commit(site: Site) -> None:
+    """SIGTERM to `mem serve`: the run commits and is Cancelled, schedules are paused, and the next `mem serve` resumes them."""
+    flow_run = site.train("serve-stop", **{"training.max_steps": 100_000})
+    site.wait_validated("serve-stop", 50)
+    assert site.serving is not None
+    site.serving.send_signal(signal.SIGTERM)
+    assert site.serving.wait(60) == 0
+    assert site.wait_end(flow_run)["state_name"] == "Cancelled"
+    assert not site.processes("serve-stop")
+    assert site.get(f"/deployments/name/{POOL_RUN}")["paused"]
+    site.start_serving()
+    assert not site.get(f"/deployments/name/{POOL_RUN}")["paused"]
+
+
+def test_runs_that_piled_up_while_nobody_served_do_not_train_twice(site: Site) -> None:
+    """Three late runs of one id: one trains, the others are cancelled by the limit or answer at once."""
+    assert site.serving is not None
+    os.killpg(site.serving.pid, signal.SIGKILL)
+    site.serving.wait()
+    late = [site.train("piled", **{"training.max_steps": 100}) for _ in range(3)]
+    site.start_serving()
+    states = sorted(site.wait_end(flow_run)["state_name"] for flow_run in late)
+    assert "Completed" in states
+    assert set(states) <= {"Completed", "Cancelled"}
+    segments = [task for flow_run in late for task in site.task_runs(flow_run) if task["name"].startswith("steps")]
+    assert len(segments) == 2
+
+
+def test_a_run_without_a_runner_cancels_itself(site: Site, tmp_path: Path) -> None:
+    """`mem train` against a server: nobody sends it a signal, so it asks for its own state."""
+    request = tmp_path / "r.yaml"
+    request.write_text(f"run_id: alone\nstore: {site.store}\ndevice: cpu\ntraining: {{max_steps: 100000, segment_steps: 50}}\n")
+    process = site.start(BIN / "mem", "train", str(request), log="alone.log")
+    site.wait_validated("alone", 50)
+    flow_run = site.post("/flow_runs/filter", {"flow_runs": {"name": {"any_": ["alone"]}}})[0]["id"]
+    assert site.prefect("flow-run", "cancel", flow_run).returncode == 0
+    assert process.wait(20) == 75
+    assert site.state(flow_run) == "Cancelled"
+    assert not site.processes("alone")
+
+
+def test_two_minutes_without_a_server_cost_nothing(site: Site) -> None:
+    check_outage(site, "long-outage", outage_s=120.0)
+
+
+def test_a_deleted_flow_run_stops_with_a_checkpoint_and_harms_no_other(site: Site) -> None:
+    doomed = site.train("deleted", deployment="endurance/endurance", **{"training.max_steps": 100_000})
+    site.wait_validated("deleted", 50)
+    assert site.prefect("flow-run", "delete", doomed).returncode == 0
+    wait_for(lambda: not site.processes("deleted"), "end of every process", 40)
+    assert site.result("deleted")["exit_code"] == 75
+    assert site.wait_end(site.train("after-delete", **{"training.max_steps": 50}))["state_name"] == "Completed"
+
+
+def test_a_person_is_asked_and_silence_is_a_refusal(site: Site) -> None:
+    """Rules propose after instability, the run pauses with a form, nobody answers, and training goes on with the request's values."""
+    policy = {"planner": {"kind": "rules"}, "approval": {"required": True, "time_limit_s": 3}}
+    flow_run = site.train(
+        "approval", **{"training.max_steps": 200, "training.learning_rate": 5.0, "training.warmup_steps": 0, "policy": policy}
+    )
+    started_s = time.monotonic()
+    run = site.wait_end(flow_run)
+    print(f"{run['state_name']} after {time.monotonic() - started_s:.0f} s")
+    names = [state["name"] for state in site.get(f"/flow_run_states/?flow_run_id={flow_run}")]
+    assert "Paused" in names
