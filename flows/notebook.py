@@ -2,6 +2,7 @@
 
 import contextlib
 import html
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,9 +130,24 @@ def live_progress() -> Iterator[None]:
         return
     show_progress_on(NotebookProgress())
     try:
-        yield
+        with _quiet_prefect():
+            yield
     finally:
         show_progress_on(None)
+
+
+@contextlib.contextmanager
+def _quiet_prefect() -> Iterator[None]:
+    """Prefect's log lines and tracebacks would fill the cell; what went wrong is raised to the caller anyway."""
+    names = [name for name in logging.root.manager.loggerDict if name == "prefect" or name.startswith("prefect.")]
+    before = {name: logging.getLogger(name).level for name in names}
+    for name in names:
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
 
 
 def shown(value: Any) -> Any:
