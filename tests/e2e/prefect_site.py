@@ -115,15 +115,21 @@ class Site:
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         """One call."""
-        response = httpx.post(f"{self.url}{path}", json=body, timeout=30)
-        response.raise_for_status()
-        return response.json() if response.content else None
+        return self._call("POST", path, json=body)
 
     def get(self, path: str) -> Any:
         """One call."""
-        response = httpx.get(f"{self.url}{path}", timeout=30)
+        return self._call("GET", path)
+
+    def _call(self, method: str, path: str, **body: Any) -> Any:
+        """SQLite is locked now and then on a busy machine: the server then says 503, and its own clients try again too."""
+        for _ in range(10):
+            response = httpx.request(method, f"{self.url}{path}", timeout=30, **body)
+            if response.status_code != 503:
+                break
+            time.sleep(1.0)
         response.raise_for_status()
-        return response.json()
+        return response.json() if response.content else None
 
     def run_deployment(self, name: str, **parameters: Any) -> str:
         """Create a flow run of a deployment; returns its id."""
