@@ -305,10 +305,15 @@ class DeepSpeedRunner:
         self.beat("save")
         files, tensors, digest = self.engine.collect_state(staging)
         snapshot = Snapshot(self.position.applied_steps, files, tensors, digest, on_saved)
-        if self._device.type == "cpu":
-            snapshot.write_forked()
-        else:
+        if self._device.type != "cpu":
             snapshot.write_threaded()
+            return
+        try:
+            snapshot.write_forked()
+        except OSError as exc:
+            if memory_kind(exc) is None:
+                raise
+            snapshot.write_foreground()  # out of memory in a save: acted on for the save, training's plan stays
 
     def evaluate(self, max_batches: int) -> float:
         """Mean loss per token on the validation data; NaN without any."""

@@ -90,6 +90,10 @@ class Snapshot:
         self._thread = threading.Thread(target=self._await_child, args=(pid, read_fd), name="snapshot-writer", daemon=True)
         self._thread.start()
 
+    def write_foreground(self) -> None:
+        """Write here and now: where memory does not suffice for another process, training waits instead."""
+        self._write_here()
+
     def write_threaded(self) -> None:
         """Copy device tensors to the host, then write from a thread."""
         self._files = [(_to_host(state), path) for state, path in self._files]

@@ -1,6 +1,7 @@
 """From a snapshot on its way to disk to a published verdict: the part of a segment that runs while the next one trains."""
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,6 +95,12 @@ class CheckpointService:
         """Return when no save is being completed: recovery must not race with a verdict."""
         with self._busy:
             return
+
+    def wait_judged(self, deadline_s: float = SAVE_DEADLINE_S) -> None:
+        """Return when no registered save waits for its verdict, or after the deadline. Another thread completes them."""
+        end = time.monotonic() + deadline_s
+        while self._pending and time.monotonic() < end:
+            time.sleep(0.02)
 
     def _complete(self, save: PendingSave) -> SaveResult:
         problem = self._await_files(save)

@@ -125,6 +125,8 @@ class SegmentService:
     def _ready_group(self) -> WorkerGroup:
         if self._group is not None and self.position is not None and self._group is not self._spent:
             return self._group
+        if self._group is not None and self._group is self._spent:
+            self.checkpoints.wait_judged()  # its writers die with it
         self.lose_engine()
         self.checkpoints.wait_idle()
         self._tries += 1
@@ -290,6 +292,9 @@ class SegmentService:
         )
         self.state.emit(SegmentEnded(segment_index=segment_index, outcome=outcome))
         self.state.emit(self.ledger.drain())
+        if done.replace_reason:
+            self._note(f"memory: the workers are replaced before the next segment: {done.replace_reason}")
+            self._spent = group
         if done.interrupted and self.stop:
             self._spent = group  # no further step will come from it
             return SegmentInterrupted(by=self.stop.by, to_step=step)

@@ -77,7 +77,9 @@ def rank_main(connection: Connection) -> None:
             channel.send(_obey(runner, command, channel))
         except Exception as exc:  # noqa: BLE001 - the one edge where exceptions become outcomes (I8)
             traceback.print_exc()
-            channel.send(Failed(classify(exc, spec.rank, runner.phase, runner.position.batch_index, failed=runner.micro_batch)))
+            peak_bytes = runner.memory.peak_and_limit[0] or None
+            failure = classify(exc, spec.rank, runner.phase, runner.position.batch_index, failed=runner.micro_batch, peak_bytes=peak_bytes)
+            channel.send(Failed(failure))
             return
 
 
