@@ -195,7 +195,8 @@ class RunFold:
         killed = self._attempt > 0 and self._status == "running"
         self._time.attempt_started(time_s, previous_killed=killed)
         if killed:
-            self._failures.killed(self._attempt, event.resumed_step or 0)
+            step = self._checkpoints.newest_validated_step if event.resumed_step is None else event.resumed_step
+            self._failures.killed(self._attempt, step or 0)
         else:
             self._failures.started_anew()
         if event.resumed_step is not None:

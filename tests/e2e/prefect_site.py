@@ -57,6 +57,12 @@ class Site:
         self._server = EmbeddedServer.start(settings, str(self.folder), port=self._port, ui=True)
         self._server.wait_ready()
 
+    @property
+    def database(self) -> Path:
+        """Of the server."""
+        assert self._server is not None
+        return self._server.database
+
     def kill_server(self) -> None:
         """As a power cut would."""
         assert self._server is not None

@@ -123,6 +123,16 @@ def test_the_verbs_that_look_at_a_run(first, home: Path, run_mem) -> None:  # ty
     assert run_mem(home, "status", "nobody", "--store", ".").code == 64
 
 
+def test_the_doctor_answers_and_changes_nothing(first, home: Path, run_mem) -> None:  # type: ignore[no-untyped-def]
+    assert first.code == 0
+    before = sorted(path.name for path in home.iterdir())
+    looked = run_mem(home, "doctor", "request.yaml", "--set", "run_id=other", "--json")
+    assert looked.code == 0, looked.err
+    assert "Ready to run" in looked.err
+    assert {"disk", "memory.training", "versions"} <= {finding["check"] for finding in looked.answer["findings"]}
+    assert sorted(path.name for path in home.iterdir()) == before
+
+
 def test_more_steps_of_a_finished_run_go_on_from_its_end(first, home: Path, run_mem) -> None:  # type: ignore[no-untyped-def]
     more = run_mem(home, "train", "request.yaml", "--set", "training.max_steps=320", "--json")
     assert more.code == 0, more.err

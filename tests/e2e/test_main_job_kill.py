@@ -95,6 +95,8 @@ def run_with_kills(tmp_path: Path, moments: list[Moment]) -> dict[str, Any]:
     for attempt, step in resume_steps.items():
         if any(e["event"] == "segment_started" for e in events(folder, attempt)) or attempt == len(moments) + 1:
             check_resumed(folder, attempt, step)
+    assert [fault["kind"] for fault in result["faults"]] == ["run_killed"] * len(moments)
+    assert [fault["step"] for fault in result["faults"]] == list(resume_steps.values()), "each kill is told with where it went on"
     return result
 
 

@@ -156,3 +156,17 @@ def test_showing_nothing_is_also_a_progress() -> None:
         port.note("x")
         port.close()
     assert isinstance(ports[0], NoProgress)
+
+
+def test_between_segments_the_last_numbers_stay_on_the_line_and_a_step_back_drops_them() -> None:
+    stream, clock = io.StringIO(), Clock()
+    with ProgressDisplay(stream, clock=clock) as display:
+        display.update(FULL)
+        clock.now_s += 60
+        display.update(at(501, segment_index=2))
+        clock.now_s += 60
+        display.update(at(400, segment_index=2))
+    first, second, third = stream.getvalue().splitlines()
+    assert "loss 2.5000" in first
+    assert "loss 2.5000" in second
+    assert "loss" not in third

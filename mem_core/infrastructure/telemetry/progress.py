@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TextIO, assert_never
 
 from mem_core.domain.units import format_bytes, format_seconds
@@ -117,7 +117,7 @@ class ProgressDisplay:
 
     def update(self, view: View) -> None:
         """Keep the view, and show it when it is time."""
-        self._view = view
+        self._view = view = _with_last_numbers(view, self._view)
         now_s = self._clock()
         if now_s < self._due_s and not self._new_segment(view, now_s):
             return
@@ -192,6 +192,13 @@ class ProgressDisplay:
             action()
         except (OSError, ValueError):
             self._closed = True
+
+
+def _with_last_numbers(view: View, last: View | None) -> View:
+    """Between segments no step is under way: the numbers of the last one stay on the line."""
+    if not isinstance(view, ProgressView) or not isinstance(last, ProgressView) or view.loss is not None or view.step < last.step:
+        return view
+    return replace(view, loss=last.loss, learning_rate=last.learning_rate, tokens_per_s=view.tokens_per_s or last.tokens_per_s)
 
 
 class _Rate:
