@@ -39,10 +39,11 @@ SERVER_SETTINGS = {
 class EmbeddedServer:
     """A Prefect API on loopback with a database of its own for one run."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", url: str, log_path: Path) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", url: str, database: Path) -> None:
         self._process = process
         self.url = url
-        self._log_path = log_path
+        self.database = database
+        self._log_path = _log_of(database)
 
     @classmethod
     def start(cls, settings: Settings, run_key: str, *, port: int | None = None, ui: bool = False) -> "EmbeddedServer":
@@ -54,9 +55,8 @@ class EmbeddedServer:
         if not database.exists():
             shutil.copyfile(_template(folder, environment), database)
         port = free_port() if port is None else port
-        log_path = database.with_name(f"{database.name}.log")
         shown = {"PREFECT_UI_ENABLED": "true", "PREFECT_UI_API_URL": "/api"} if ui else {}
-        with log_path.open("wb") as log:
+        with _log_of(database).open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "flows.embedded_server", "serve", str(os.getpid()), str(port)],
                 env={**environment, "PREFECT_API_DATABASE_MIGRATE_ON_START": "false", **shown},
@@ -65,7 +65,7 @@ class EmbeddedServer:
                 stderr=log,
                 start_new_session=True,
             )
-        return cls(process, f"http://127.0.0.1:{port}/api", log_path)
+        return cls(process, f"http://127.0.0.1:{port}/api", database)
 
     @property
     def pid(self) -> int:
@@ -100,6 +100,10 @@ class EmbeddedServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def _log_of(database: Path) -> Path:
+    return database.with_name(f"{database.name}.log")
 
 
 def _environment(settings: Settings, database: Path) -> dict[str, str]:
