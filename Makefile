@@ -7,7 +7,7 @@ BIN := .venv/bin
 TEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint bench
+.PHONY: help setup demo ui test test-all lint bench
 
 help:  ## what each target does
 	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -21,6 +21,9 @@ setup: .venv/.installed  ## make .venv and install the tested versions into it
 
 demo: setup  ## train a small model on real text; kill it and give the command again
 	$(BIN)/mem train deployments/demo.yaml
+
+ui: setup  ## a local Prefect server with its UI, the deployments, and a process that runs them
+	$(BIN)/mem serve
 
 test: setup  ## the tests that CI runs
 	$(TEST) -m "not slow and not gpu" $(PYTEST_ARGS)
