@@ -6,9 +6,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from prefect import flow, task
+from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from flows.flow_context import flow_run_name, request_of_run
+from flows.mem_flow import mem_flow
 from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.settings import Settings
 from mem_core.runtime.chaos.report import DrillReport, text_report
@@ -18,15 +20,20 @@ class DrillFailed(RuntimeError):
     """A promise was broken, or a fault did not fire or was not survived."""
 
 
-@flow(name="chaos-drill", flow_run_name="{request.run_id}", persist_result=False, validate_parameters=True)
-def chaos_drill(request: RuntimeRequest, seed: int = 0) -> Any:
+@mem_flow(name="chaos-drill", flow_run_name=flow_run_name, persist_result=False, validate_parameters=True)
+def chaos_drill(
+    request: RuntimeRequest,
+    seed: int = 0,
+    overrides: dict[str, Any] = {},  # noqa: B006 - never changed; the form shows it
+) -> Any:
     """Train under real faults, then an undisturbed twin, and compare. Fails unless everything was survived.
 
     Args:
         request: What to train; its chaos section says when and which faults.
         seed: Seed of the fault plan.
+        overrides: Single values by dotted name, such as {"training.max_steps": 200}; they win over the request.
     """
-    report = DrillReport.model_validate(run_drill(request.model_dump(mode="json"), seed))
+    report = DrillReport.model_validate(run_drill(request_of_run(request, overrides).model_dump(mode="json"), seed))
     if not report.passed:
         raise DrillFailed(f"{text_report(report)}\nRead {report.run_folder}.drill/drill.html.")
     return report.model_dump(mode="json")
