@@ -9,7 +9,6 @@ _FLOWS = {
     "restore_drill": "flows.restore_drill_flow",
     "doctor": "flows.doctor_flow",
     "chaos_drill": "flows.chaos_drill_flow",
-    "chaos_drill": "flows.chaos_drill_flow",
 }
 
 

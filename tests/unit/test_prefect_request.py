@@ -71,7 +71,7 @@ def test_fine_tuning_parameters_become_a_request_with_ten_checkpoints() -> None:
 
 def test_every_deployment_can_be_served_as_the_file_says() -> None:
     entries = {entry["name"]: entry for entry in read_deployments(DEPLOYMENTS_FILE)}
-    assert {"endurance", "finetune", "restore-drill", "doctor"} <= set(entries)
+    assert {"endurance", "finetune", "chaos-drill", "restore-drill", "doctor"} <= set(entries)
     for name, entry in entries.items():
         deployment = to_deployment(entry)
         assert deployment.name == name
