@@ -23,6 +23,7 @@ from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.units import Value
 from mem_core.infrastructure.process_facts import boot_id, start_ticks
+from mem_core.infrastructure.storage.journal_file import append_line
 
 LEASE_S = 30.0
 GENESIS_SHA256 = "0" * 64
@@ -206,10 +207,7 @@ class StateManager:
             )
             raw = line.model_dump_json().encode()
             try:
-                with self._path.open("ab") as file:
-                    file.write(raw + b"\n")
-                    file.flush()
-                    os.fsync(file.fileno())
+                append_line(self._path, raw)
             except OSError as exc:
                 raise StoreUnavailable(
                     "cannot write the journal",

@@ -110,7 +110,7 @@ def prefect_killed(scene: Scene, fault: PlannedFault, rng: random.Random) -> Str
     scene.training()
     server = scene.one("prefect", rng)
     struck_s = scene.kill(server)
-    if not refuses(server.port or 0):
+    if not wait_for(lambda: refuses(server.port or 0), 5.0, 0.05):
         raise NotProven(f"port {server.port} still takes connections")
     return Strike(struck_s, f"port {server.port} refuses connections")
 
