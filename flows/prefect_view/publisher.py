@@ -21,6 +21,8 @@ from mem_core.infrastructure.telemetry.progress import Progress, View
 QUEUE_LIMIT = 2_000
 TICK_S = 0.5
 CLOSE_LIMIT_S = 8.0
+FINAL_TRIES = 3
+FINAL_PAUSE_S = 0.7
 LOG_LIMIT = 2_000
 EVENT_LIMIT = 5_000
 RESULT_MARK = "```json"
@@ -57,6 +59,7 @@ class PrefectView:
     _published_s: float = float("-inf")
     _polled_s: float = field(default_factory=time.monotonic)
     _asked: bool = False
+    _introduced: bool = False
     _logged: int = 0
     _emitted: int = 0
     _attempt: int = 0
@@ -102,16 +105,22 @@ class PrefectView:
 
     def _run(self) -> None:
         with self.api:
-            self._guard(self.api.introduce)
             while not self._closing.wait(TICK_S):
                 self._turn(final=False)
-            self._turn(final=True)
+            for _ in range(FINAL_TRIES):  # a busy SQLite server says 503 now and then
+                before = self.failed_calls
+                self._turn(final=True)
+                if self.failed_calls == before:
+                    break
+                time.sleep(FINAL_PAUSE_S)
 
     def _turn(self, final: bool) -> None:
         self._guard(self._fold)
         now_s = time.monotonic()
         if final or now_s - self._published_s >= self.pace.publish_s:
             self._published_s = now_s
+            if not self._introduced:
+                self._guard(self._introduce)
             self._guard(self._publish)
         if not final and not self._asked and now_s - self._polled_s >= self.pace.poll_s:
             self._polled_s = now_s
@@ -150,6 +159,10 @@ class PrefectView:
         if event is not None and self._emitted < EVENT_LIMIT:
             self._emitted += 1
             self.api.emit(event)
+
+    def _introduce(self) -> None:
+        self.api.introduce()
+        self._introduced = True
 
     def _publish(self) -> None:
         key = f"mem-{self.board.run_id}"

@@ -110,10 +110,10 @@ def test_what_is_worth_an_event_and_a_log_line() -> None:
 
 
 class Api:
-    """A server that records, that fails, or that hangs."""
+    """A server that records, or that fails for ever or for a while."""
 
-    def __init__(self, error: Exception | None = None, hang_s: float = 0.0, stop: str = "") -> None:
-        self.error, self.hang_s, self.stop = error, hang_s, stop
+    def __init__(self, error: Exception | None = None, stop: str = "", refuse_first: int = 0) -> None:
+        self.error, self.stop, self.refusals_left = error, stop, refuse_first
         self.calls: list[tuple[str, Any]] = []
 
     def __enter__(self) -> "Api":
@@ -123,9 +123,11 @@ class Api:
         self.calls.append(("exit", None))
 
     def _call(self, name: str, value: Any) -> None:
-        time.sleep(self.hang_s)
         if self.error is not None:
             raise self.error
+        if self.refusals_left:
+            self.refusals_left -= 1
+            raise ConnectionError("503")
         self.calls.append((name, value))
 
     def put_artifact(self, key: str, kind: str, data: Any, description: str) -> None:
@@ -187,6 +189,16 @@ def test_updates_are_paced_and_the_end_is_published() -> None:
     assert len(pages) == 2, "one at the start, one at the end"
     assert "completed at step" in pages[-1]
     assert not [thread for thread in threading.enumerate() if thread.name == "prefect-view"]
+
+
+def test_an_end_that_is_refused_once_is_published_by_the_next_try() -> None:
+    api = Api(refuse_first=2)
+    view = view_of(api).start()
+    view._hear(line(0, RunEnded(status="completed", exit_code=0)))
+    view.close()
+    assert view.failed_calls > 0
+    assert [data for name, data in api.calls if name == "mem-r"][-1].count("completed at step") == 1
+    assert ("introduce", None) in api.calls
 
 
 def test_the_flow_log_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
