@@ -179,9 +179,8 @@ class Engine:
         """
         options = [{name: value for name, value in group.items() if name != "params"} for group in self.raw.optimizer.param_groups]
         path, _ = self.raw.load_checkpoint(str(folder.parent), tag=folder.name, load_lr_scheduler_states=False)
-        if is_universal(folder):  # stage 3 gives every group the first one's weight decay there
-            for group, own in zip(self.raw.optimizer.param_groups, options, strict=True):
-                group.update(own)
+        if is_universal(folder):
+            self._mend_universal(options)
         batches = self.raw.global_steps + len(position.passed_batches)  # the engine counts what it was given
         if path is None or batches != position.batch_index:
             raise InternalError(
@@ -192,3 +191,11 @@ class Engine:
                 remedy="Run mem checkpoints verify; the checkpoint is quarantined if it is bad.",
             )
         self.apply(hyperparams)
+
+    def _mend_universal(self, options: list[dict[str, Any]]) -> None:
+        """Stage 3 gives every group the first one's weight decay there, and all groups one step counter, which then runs too fast."""
+        for group, own in zip(self.raw.optimizer.param_groups, options, strict=True):
+            group.update(own)
+        for state in self.raw.optimizer.optimizer.state.values():
+            if isinstance(state.get("step"), torch.Tensor):
+                state["step"] = state["step"].clone()
