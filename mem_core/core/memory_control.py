@@ -19,7 +19,7 @@ MOST_PATIENCE_STEPS = 5_000
 SETTLE_READINGS = 3  # after a change, readings still show the old plan
 CRITICAL = 0.97  # above it every cause is answered with a smaller micro-batch as well
 RAISED = 1.1  # a limit that much higher lifts the memory of what failed under it
-SLOPE_EVERY = 16  # readings after which the slope is taken again: it costs more than everything else
+SLOPE_EVERY = 128  # readings after which the slope is taken again: it costs more than everything else
 STEP_DOWN, STEP_UP = 0.75, 2
 
 
