@@ -78,7 +78,7 @@ def show_in_prefect(draft: RunDraft) -> None:
     deployed = flow_run.deployment_id is not None
     draft.progress = PrefectView(
         inner=draft.progress,
-        api=PrefectApi(flow_run.id, request.run_id, set(flow_run.tags)),
+        api=PrefectApi(flow_run.id, request.run_id, set(flow_run.tags), flow_run.run_count),
         board=RunBoard(request.run_id, request.training.max_steps),
         log=get_run_logger(),
         ask_to_stop=lambda reason: ask_to_stop(draft, reason),

@@ -6,10 +6,21 @@ from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    ArtifactFilterKey,
+    FlowRunFilter,
+    FlowRunFilterId,
+    TaskRunFilter,
+    TaskRunFilterState,
+    TaskRunFilterStateType,
+)
 from prefect.client.schemas.objects import StateType
 from prefect.events import emit_event
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.states import Crashed
 
 from flows.prefect_view.news import MemEvent
 
@@ -28,7 +39,7 @@ class ViewApi(Protocol):
         ...
 
     def introduce(self) -> None:
-        """Tag the flow run, so that the UI's lists can be filtered by run."""
+        """Tag the flow run, and end what a killed attempt of it left "Running" in Prefect."""
         ...
 
     def stop_wanted(self) -> str:
@@ -43,11 +54,12 @@ class ViewApi(Protocol):
 class PrefectApi:
     """The real one. Enter it in the thread that uses it, since Prefect's settings are bound to a thread's context."""
 
-    def __init__(self, flow_run_id: UUID, run_id: str, tags: set[str]) -> None:
+    def __init__(self, flow_run_id: UUID, run_id: str, tags: set[str], run_count: int = 1) -> None:
         self._flow_run_id = flow_run_id
         self._related = {"prefect.resource.id": f"prefect.flow-run.{flow_run_id}", "prefect.resource.role": "flow-run"}
         self._run_id = run_id
         self._tags = tags
+        self._run_count = run_count
         self._ids: dict[str, UUID] = {}
         self._client: SyncPrefectClient | None = None
         self._settings: Any = None
@@ -72,6 +84,13 @@ class PrefectApi:
         if key in self._ids:
             self._api().update_artifact(self._ids[key], ArtifactUpdate(data=data, description=description))
             return
+        found = self._api().read_artifacts(
+            artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key]), flow_run_id=ArtifactFilterFlowRunId(any_=[self._flow_run_id]))
+        )
+        if found:  # a retry of the flow run goes on with its page
+            self._ids[key] = found[0].id
+            self.put_artifact(key, kind, data, description)
+            return
         artifact = ArtifactCreate(key=key, type=kind, data=data, description=description, flow_run_id=self._flow_run_id)
         self._ids[key] = self._api().create_artifact(artifact).id
 
@@ -85,8 +104,17 @@ class PrefectApi:
         )
 
     def introduce(self) -> None:
-        """Adds to the tags that the deployment gave."""
+        """Adds to the tags that the deployment gave, so that the UI's lists can be filtered by run."""
         self._api().update_flow_run(self._flow_run_id, tags=sorted(self._tags | {"mem", f"run:{self._run_id}"}))
+        if self._run_count > 1:
+            self._end_task_runs_of_killed_attempts()
+
+    def _end_task_runs_of_killed_attempts(self) -> None:
+        running = TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=[StateType.RUNNING])))
+        own = FlowRunFilter(id=FlowRunFilterId(any_=[self._flow_run_id]))
+        for task_run in self._api().read_task_runs(task_run_filter=running, flow_run_filter=own):
+            if task_run.flow_run_run_count < self._run_count:
+                self._api().set_task_run_state(task_run.id, Crashed(message="its attempt was killed"), force=True)
 
     def stop_wanted(self) -> str:
         """Asked of the server, since a run without a runner gets no signal."""
