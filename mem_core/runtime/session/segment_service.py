@@ -8,10 +8,9 @@ from pathlib import Path
 
 from mem_core.core.deadlines import PhaseTimes
 from mem_core.core.goodput import GoodputLedger
-from mem_core.core.run_fold import fold_state
 from mem_core.core.state_manager import StateManager
 from mem_core.domain.checkpoint import TrainingPosition
-from mem_core.domain.events import FaultMet, Noted, Recovered, SegmentEnded, SegmentStarted
+from mem_core.domain.events import CheckpointJudged, FaultMet, Noted, Recovered, SegmentEnded, SegmentStarted
 from mem_core.domain.plan import Hyperparams
 from mem_core.domain.segment import Evidence, NonFinite, SaveFailed, SegmentCompleted, SegmentFailure, SegmentInterrupted, describe_failure
 from mem_core.infrastructure.telemetry.metrics import discard_metrics_after
@@ -113,7 +112,8 @@ class SegmentService:
         return self.position
 
     def _ever_validated(self) -> bool:
-        return fold_state(self.state.lines()).newest_validated_step is not None
+        """Ever in the run's life: the fold forgets a step again once it was condemned."""
+        return any(isinstance(line.event, CheckpointJudged) and line.event.verdict.valid for line in self.state.lines())
 
     def lose_engine(self) -> None:
         """Discard workers and position (I5): the next segment restores the last validated step."""
