@@ -16,7 +16,8 @@ setup: .venv/.installed  ## make .venv and install the tested versions into it
 
 .venv/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	@echo "installing the tested versions into .venv (once; some minutes)"
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[dev]'
 	touch $@
 
 demo: setup  ## train a small model on real text; kill it and give the command again

@@ -13,7 +13,7 @@ from mem_core.core.state_manager import read_lease
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(2400)]
 STEPS, SEGMENT_STEPS = 300, 30
 TRAINING = {"max_steps": STEPS, "segment_steps": SEGMENT_STEPS, "warmup_steps": 10, "learning_rate": 1e-3}
 REQUEST = f"""
