@@ -61,7 +61,7 @@ def test_nobody_picks_it_up(site: Site) -> None:
     try:
         with temporary_settings({PREFECT_API_URL: site.url}):
             run = submit(request_of(site, "python-late", 50), start_within_s=3)
-            with pytest.raises(EnvironmentUnfit, match="no worker picked it up within 3 s.*mem serve"):
+            with pytest.raises(EnvironmentUnfit, match=r"no worker picked it up within 3 s.*mem serve"):
                 run.result(timeout_s=30)
             run.cancel()
     finally:
