@@ -1,5 +1,6 @@
 """Batches that always fail, numbers that are not finite, losses that are far out: what the user chose happens, and is exact on resume."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -61,9 +62,16 @@ def test_a_poisoned_batch_is_left_out_where_allowed_and_resume_is_exact(poisoned
     assert (resumed.weights_digest, resumed.trajectory_digest) == (whole.weights_digest, whole.trajectory_digest)
 
 
-def test_numbers_that_are_not_finite_once_cost_nothing(poisoned: Callable[..., RunResult], drive: Drive, nano: Nano) -> None:
-    """The default: roll back, do the batch again, and nobody can tell from the weights."""
+def test_numbers_that_are_not_finite_once_cost_nothing(
+    poisoned: Callable[..., RunResult], drive: Drive, nano: Nano, tmp_path: Path
+) -> None:
+    """The default: roll back, do the batch again, and nobody can tell from the weights. Every second is booked once."""
+    began_unix_s = time.time()
     struck = poisoned("nan", "struck", times=1)
+    wall_s = read_journal(tmp_path / "struck" / "journal")[-1].time_unix_s - began_unix_s
+    assert sum(struck.goodput.seconds.values()) == pytest.approx(wall_s, rel=0.01, abs=0.1)
+    assert struck.goodput.seconds["redone"] > 0
+    assert struck.goodput.seconds["restart"] > 0
     clean = drive(nano("clean", training=STEPS))
     assert struck.restarts == 1
     assert (struck.weights_digest, struck.trajectory_digest) == (clean.weights_digest, clean.trajectory_digest)
