@@ -28,6 +28,7 @@ from mem_core.infrastructure.request_errors import refuse_passwords
 from mem_core.infrastructure.settings import Settings, child_environment
 from mem_core.infrastructure.storage.opening import open_store
 from mem_core.infrastructure.storage.port import Store
+from mem_core.infrastructure.storage.retrying import RetryPolicy
 from mem_core.infrastructure.telemetry.progress import NoProgress
 from mem_core.infrastructure.telemetry.progress import Progress as ProgressPort
 from mem_core.runtime.checkpoint_manager.manager import CheckpointManager
@@ -37,6 +38,7 @@ from mem_core.runtime.data.values import PreparedData
 from mem_core.runtime.models.facts import ModelFacts, describe_model
 from mem_core.runtime.session.advice_service import AdviceService
 from mem_core.runtime.session.checkpoint_service import CheckpointService
+from mem_core.runtime.session.orphans import with_orphans
 from mem_core.runtime.session.prepare_service import prepare_ops, prepare_tokens
 from mem_core.runtime.session.refusals import refuse_other_inputs, refuse_other_machine
 from mem_core.runtime.session.remote_service import RemoteService, fetch_record
@@ -133,6 +135,7 @@ def examine_only(request: RuntimeRequest, settings: Settings, *, allow_reshard: 
     observations = observe_machine(request, settings, run_root=live_root(request, settings))
     model = read_model_numbers(request.model.source, settings.model_cache_dir)
     report = EnvironmentDoctor().examine(request, observations, model, sniff_data(request))
+    report = with_orphans(report, lambda: remote_store(request, settings, RetryPolicy(attempts=1)), request.run_id)
     return allow_other_shape(report) if allow_reshard else report
 
 
@@ -168,7 +171,7 @@ def _stop(draft: RunDraft, why: str) -> None:
     draft.stop.by = draft.stop.by or "a newer attempt on another machine"
 
 
-def remote_store(request: RuntimeRequest, settings: Settings) -> Store | None:
+def remote_store(request: RuntimeRequest, settings: Settings, retry: RetryPolicy | None = None) -> Store | None:
     """Where copies go: the store itself where that is remote, else the mirror, else nowhere."""
     url = request.store if is_remote(request.store) else request.checkpoint.mirror
     if url is None:
@@ -176,6 +179,7 @@ def remote_store(request: RuntimeRequest, settings: Settings) -> Store | None:
     return open_store(
         url,
         settings.storage_options(url),
+        retry=retry,
         refresh_options=lambda: settings.read_again().storage_options(url),
     )
 

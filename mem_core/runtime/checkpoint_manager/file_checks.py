@@ -5,7 +5,13 @@ from pathlib import Path
 
 from mem_core.domain.checkpoint import MANIFEST_NAME, OWN_NAMES, SIGNATURE_NAME, CheckpointManifest
 from mem_core.infrastructure.storage.disk import Disk, walk_files
-from mem_core.runtime.checkpoint_manager.manifest_codec import MAX_MANIFEST_BYTES, ManifestDamaged, decode_manifest, signature_holds
+from mem_core.runtime.checkpoint_manager.manifest_codec import (
+    MAX_MANIFEST_BYTES,
+    ManifestDamaged,
+    SignatureRefused,
+    decode_manifest,
+    signature_holds,
+)
 from mem_core.runtime.checkpoint_manager.shards import missing_shards, surplus_shards
 
 MAX_REASONS = 20
@@ -38,7 +44,7 @@ def read_manifest(disk: Disk, folder: Path, key: bytes | None = None) -> Manifes
         signature = sizes.get(SIGNATURE_NAME)
         text = disk.read(folder / SIGNATURE_NAME) if signature and signature.kind == "file" and signature.size_bytes < 4096 else None
         if not signature_holds(data, text, key):
-            raise ManifestDamaged("the signature is missing or does not match")
+            raise SignatureRefused("the signature is missing or does not match MEM_MANIFEST_KEY")
     return ManifestOnDisk(decode_manifest(data), data)
 
 

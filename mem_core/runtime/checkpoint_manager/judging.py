@@ -13,7 +13,7 @@ from mem_core.infrastructure.storage.disk import Disk
 from mem_core.runtime.checkpoint_manager.attempt_area import AttemptArea
 from mem_core.runtime.checkpoint_manager.catalog import Catalog
 from mem_core.runtime.checkpoint_manager.file_checks import ManifestOnDisk, check_claims, check_files
-from mem_core.runtime.checkpoint_manager.manifest_codec import ManifestDamaged, encode_verdict, sha256_hex
+from mem_core.runtime.checkpoint_manager.manifest_codec import ManifestDamaged, SignatureRefused, encode_verdict, sha256_hex
 from mem_core.runtime.checkpoint_manager.shards import refuse_other_shape
 from mem_core.runtime.checkpoint_manager.validator import Level, Validator
 
@@ -100,6 +100,8 @@ class Judge:
             present = self.catalog.read(step)
         except FileNotFoundError:
             return None, "no manifest: it was never completed", self.catalog.was_complete(step)
+        except SignatureRefused as exc:
+            return None, str(exc), True  # with the right key it may be the best there is: left where it lies
         except ManifestDamaged as exc:
             self.condemn(step, (f"manifest: {exc}",), level)
             return None, f"manifest: {exc}", True

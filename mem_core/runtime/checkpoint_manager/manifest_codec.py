@@ -18,6 +18,10 @@ class ManifestDamaged(Exception):
     """The bytes are not a manifest that MEM wrote. `str()` is the reason for people."""
 
 
+class SignatureRefused(ManifestDamaged):
+    """The manifest does not bear the signature of the key in use: damaged, foreign, or simply another key. Never a reason to quarantine."""
+
+
 def sha256_hex(data: bytes) -> str:
     """SHA-256 in hex."""
     return hashlib.sha256(data).hexdigest()
