@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from mem_core.core.memory_start import Limit
+from mem_core.runtime.worker.memory_board import RankReading
+
 ALLOCATOR_WORDS = "[enforce fail at alloc_cpu.cpp:129] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes."
 
 
@@ -86,6 +89,29 @@ def fired(folder: Path, number: int) -> int:
 def fail_allocations(runner: Any, plans: tuple[PlannedOom, ...], folder: Path) -> None:
     """Fail as planned."""
     OomInjector(runner, plans, folder)
+
+
+class ScriptedReader:
+    """A `MemoryReader` of a made-up machine: bytes follow from the last passes, the limit from the batch index."""
+
+    def __init__(self, runner: Any, tight: tuple[int, int], per_token: int, fixed_bytes: int, limits: tuple[int, int]) -> None:
+        self._runner, self._tight, self._per_token, self._fixed_bytes, self._limits = runner, tight, per_token, fixed_bytes, limits
+
+    def read(self) -> RankReading:
+        """Used: the fixed part; peak: with the largest pass of the last step."""
+        peak = self._fixed_bytes + self._per_token * self._runner._passes.largest.tokens
+        return RankReading(self._fixed_bytes, peak, peak)
+
+    def limits(self, ranks: list[RankReading]) -> list[Limit]:
+        """One limit, lower between the two batches of `tight`."""
+        usual, low = self._limits
+        limit = low if self._tight[0] <= self._runner.position.batch_index < self._tight[1] else usual
+        return [Limit("scripted", max(r.used_bytes for r in ranks), max(r.peak_bytes for r in ranks), limit)]
+
+
+def script_memory(runner: Any, tight: tuple[int, int], per_token: int, fixed_bytes: int, limits: tuple[int, int]) -> None:
+    """Let the rank see a made-up machine."""
+    runner.memory.reader = ScriptedReader(runner, tight, per_token, fixed_bytes, limits)
 
 
 def limit_address_space(runner: Any, headroom_bytes: int) -> None:

@@ -15,7 +15,7 @@ from mem_core.domain.errors import MemoryExhausted
 from mem_core.domain.plan import MemoryPlanChange
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
-from mem_core.testing.memory_faults import PlannedOom, fail_allocations, fired
+from mem_core.testing.memory_faults import PlannedOom, fail_allocations, fired, script_memory
 
 pytestmark = pytest.mark.integration
 Drive = Callable[..., RunResult]
@@ -130,3 +130,22 @@ def test_the_ladder_ends_with_what_would_fit(drive: Drive, documents: Path, tmp_
         drive(request, prepared=with_port(partial(fail_allocations, plans=plans, folder=tmp_path)))
     assert fired(tmp_path, 0) < 20
     assert "data.sequence_length" in str(error.value)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_limit_that_is_lowered_and_raised_again(ranks: int, drive: Drive, documents: Path, tmp_path: Path) -> None:
+    """Another process takes memory from batch 40 to 120: shrunk without an OOM, grown back within the patience, all ranks at once."""
+    request = request_of(tmp_path, "neighbour", documents, 1, ranks)
+    request = request.model_copy(update={"training": request.training.model_copy(update={"max_steps": 360, "segment_steps": 180})})
+    port = partial(script_memory, tight=(40, 120), per_token=2**20, fixed_bytes=2**30, limits=(2 * 2**30, 2**30 + 500 * 2**20))
+    result = drive(request, prepared=with_port(port))
+    changes = recorded(result)
+    first = request.training.global_batch_size // ranks
+    assert (result.ooms_absorbed, result.restarts) == (0, 0)
+    assert changes[0].reason.startswith("shrink")
+    assert 40 <= changes[0].batch_index <= 60
+    assert any(change.reason.startswith("grow") and change.batch_index >= 120 for change in changes)
+    assert changes[-1].plan.micro_batch_tokens == 0 or changes[-1].plan.micro_batch_tokens >= first * 96 // 2
+    assert len(changes) <= 8
+    twin = drive(request.model_copy(update={"run_id": "neighbour-twin"}), prepared=replaying(changes))
+    assert (twin.weights_digest, twin.trajectory_digest) == (result.weights_digest, result.trajectory_digest)

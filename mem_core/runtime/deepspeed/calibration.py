@@ -25,7 +25,7 @@ from mem_core.runtime.worker_group.fork_server import die_with_parent
 
 LIMIT_S = 10.0
 SHORTEST = 16
-STOP_SHARE = 0.8  # of what is free: a pass that is predicted to take more is not tried
+STOP_SHARE = 0.6  # of what is free: a pass that is predicted to take more is not tried; pages that the child copies count too
 
 
 def sizes_to_try(longest: int, typical: int, most_rows: int) -> list[MicroBatch]:

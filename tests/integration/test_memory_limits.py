@@ -1,0 +1,188 @@
+"""Real limits: RLIMIT_AS and a control group around the ranks, a user's budget, and SIGKILL. One long document among short ones."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mem_core.bootstrap import RunDraft
+from mem_core.core.run_fold import fold_state
+from mem_core.core.state_manager import read_journal
+from mem_core.domain.errors import MemError, MemoryExhausted
+from mem_core.domain.events import Noted
+from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.run import RunResult
+from mem_core.testing.memory_faults import join_cgroup, kill_rank, limit_address_space
+
+pytestmark = pytest.mark.integration
+Drive = Callable[..., RunResult]
+STEPS, LENGTH = 16, 1_024
+MIB = 2**20
+GROUPS = Path("/sys/fs/cgroup/memory")
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Short rows and one of thirty times their length, met once."""
+    path = tmp_path_factory.mktemp("data") / "rows.jsonl"
+    short = [{"text": f"row {number} " * 4} for number in range(8 * STEPS)]
+    short[50] = {"text": "a long document " * 62}
+    path.write_text("".join(json.dumps(row) + "\n" for row in short))
+    return path
+
+
+def request_of(store: Path, run_id: str, documents: Path, **memory: Any) -> RuntimeRequest:
+    """Sixteen steps of llama-tiny in two segments; eight rows in one pass unless memory says otherwise."""
+    return RuntimeRequest.model_validate(
+        {
+            "run_id": run_id, "store": str(store), "device": "cpu", "model": {"source": "preset:llama-tiny"},
+            "data": {"train": [str(documents)], "validation": None, "sequence_length": LENGTH, "packing": False},
+            "training": {"max_steps": STEPS, "segment_steps": STEPS // 2, "global_batch_size": 8, "warmup_steps": 2},
+            "memory": memory,
+        }
+    )  # fmt: skip
+
+
+def with_port(port: Callable[[Any], None]) -> Callable[[RunDraft], None]:
+    """Give the workers a port."""
+
+    def change(draft: RunDraft) -> None:
+        assert draft.session is not None
+        segments = draft.session.segments
+        segments.spec = replace(segments.spec, on_built=port)
+
+    return change
+
+
+def replaying(result: RunResult) -> Callable[[RunDraft], None]:
+    """Start with the recorded plans of another run, and with no limit."""
+
+    def change(draft: RunDraft) -> None:
+        assert draft.session is not None
+        segments = draft.session.segments
+        changes = fold_state(read_journal(Path(result.run_folder) / "journal")).memory_plan_changes
+        segments.fresh = segments.fresh.model_copy(update={"memory_plan_changes": changes})
+
+    return change
+
+
+def weights(result: RunResult) -> np.ndarray:
+    """All weights of the last checkpoint, one after the other."""
+    folder = Path(result.run_folder) / "checkpoints" / f"step-{STEPS:09d}"
+    state = torch.load(folder / "mp_rank_00_model_states.pt", weights_only=True)["module"]
+    return np.concatenate([tensor.float().numpy().ravel() for _, tensor in sorted(state.items())])
+
+
+@pytest.fixture(scope="module")
+def unlimited(fork_server: Any, documents: Path, tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+    """The same run with all the memory it wants."""
+    from mem_core.testing.driver import drive
+
+    return drive(request_of(tmp_path_factory.mktemp("free"), "free", documents), server=fork_server)
+
+
+def assert_survived(result: RunResult, unlimited: RunResult, drive: Drive, request: RuntimeRequest) -> None:
+    """The promise under a limit: done, nothing fatal, the same samples, near weights, and the bits of a twin that replays the splits."""
+    assert (result.status, result.applied_steps, result.ooms_fatal) == ("completed", STEPS, 0)
+    assert result.tokens == unlimited.tokens
+    assert result.memory.plan_changes
+    difference = np.linalg.norm(weights(result) - weights(unlimited)) / np.linalg.norm(weights(unlimited))
+    assert difference <= 1e-5
+    twin = drive(request.model_copy(update={"run_id": f"{request.run_id}-twin"}), prepared=replaying(result))
+    assert (twin.weights_digest, twin.trajectory_digest) == (result.weights_digest, result.trajectory_digest)
+
+
+def test_a_long_document_under_rlimit_as(drive: Drive, documents: Path, tmp_path: Path, unlimited: RunResult) -> None:
+    """Address space that eight long rows do not fit in: met before any allocation fails, and the result is the same."""
+    request = request_of(tmp_path, "rlimit", documents)
+    result = drive(request, prepared=with_port(partial(limit_address_space, headroom_bytes=230 * MIB)))
+    assert result.ooms_absorbed == 0
+    assert "RLIMIT_AS" in result.memory.plan_changes[0]["reason"]
+    assert_survived(result, unlimited, drive, request)
+
+
+def test_the_same_limit_ends_a_fixed_run(drive: Drive, documents: Path, tmp_path: Path) -> None:
+    """The limit bites: without adaptation the same run dies of the long document, once, with exit 78."""
+    request = request_of(tmp_path, "fixed", documents, mode="fixed")
+    with pytest.raises(MemoryExhausted, match="mode is fixed"):
+        drive(request, prepared=with_port(partial(limit_address_space, headroom_bytes=230 * MIB)))
+    journal = read_journal(tmp_path / "fixed" / "journal")
+    assert [line.event.event for line in journal].count("segment_started") <= 2
+
+
+def test_calibration_leaves_no_trace(drive: Drive, documents: Path, tmp_path: Path, unlimited: RunResult) -> None:
+    """A budget that is near enough to measure and wide enough to change nothing: the same digests to the bit."""
+    result = drive(request_of(tmp_path, "measured", documents, budget="1.65GiB"))
+    notes = [line.event.text for line in read_journal(Path(result.run_folder) / "journal") if isinstance(line.event, Noted)]
+    assert any("memory calibrated (measured in" in note for note in notes)
+    assert result.memory.plan_changes == ()
+    assert (result.weights_digest, result.trajectory_digest) == (unlimited.weights_digest, unlimited.trajectory_digest)
+
+
+@pytest.fixture
+def group(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A control group of our own; skipped where the machine does not let us make one."""
+    folder = GROUPS / f"mem-test-{request.node.name[:40]}"
+    try:
+        folder.mkdir()
+        (folder / "memory.limit_in_bytes").write_text(str(2**40))
+    except OSError as exc:
+        pytest.skip(f"no control group can be made here: {exc}")
+    yield folder
+    folder.rmdir()
+
+
+def limit_group(runner: Any, folder: Path, headroom_bytes: int) -> None:
+    """Join the group; its limit is what the rank has now and some headroom (pages that it shares are charged elsewhere)."""
+    join_cgroup(runner, folder)
+    used = int((folder / "memory.usage_in_bytes").read_text())
+    (folder / "memory.limit_in_bytes").write_text(str(used + headroom_bytes))
+
+
+def test_a_long_document_in_a_control_group(drive: Drive, documents: Path, tmp_path: Path, unlimited: RunResult, group: Path) -> None:
+    """Resident memory under a group's limit: the kernel has no reason to kill."""
+    request = request_of(tmp_path, "group", documents)
+    result = drive(request, prepared=with_port(partial(limit_group, folder=group, headroom_bytes=230 * MIB)))
+    assert (result.restarts, result.ooms_absorbed) == (0, 0)  # a measuring child may be killed, a rank is not
+    assert_survived(result, unlimited, drive, request)
+
+
+def test_a_kill_near_the_limit_is_named_and_retried_with_less(drive: Drive, documents: Path, tmp_path: Path) -> None:
+    """SIGKILL with the peak near the budget: named as probable host memory with peak and limit, retried under a smaller plan."""
+    request = request_of(tmp_path, "killed", documents)
+
+    def change(draft: RunDraft) -> None:
+        with_port(partial(kill_rank, batch_index=11, marker=tmp_path / "killed-once"))(draft)
+        assert draft.session is not None
+        draft.session.segments.memory_limit_bytes = 300 * MIB  # less than any rank uses: the peak is "near" it
+
+    result = drive(request, prepared=change)
+    assert (result.status, result.restarts, result.ooms_absorbed, result.ooms_fatal) == ("completed", 1, 1, 0)
+    assert "probably for host memory; peak" in result.faults[0].detail
+    assert result.memory.plan_changes[0]["batch_index"] == 11
+    assert result.memory.plan_changes[0]["plan"]["micro_batch_tokens"] > 0
+
+
+def test_a_kill_without_memory_evidence_shrinks_nothing(drive: Drive, documents: Path, tmp_path: Path, unlimited: RunResult) -> None:
+    """Somebody's kill -9 is a lost worker: same plan, same bits."""
+    request = request_of(tmp_path, "lost", documents)
+    result = drive(request, prepared=with_port(partial(kill_rank, batch_index=11, marker=tmp_path / "killed-once")))
+    assert result.faults[0].kind == "worker_lost"
+    assert result.memory.plan_changes == ()
+    assert result.weights_digest == unlimited.weights_digest
+
+
+@pytest.mark.slow
+def test_kills_by_the_kernel_are_bounded(drive: Drive, documents: Path, tmp_path: Path, group: Path) -> None:
+    """A group too small for any pass: the kernel kills every try; each is named, the ladder is walked once, and the run ends."""
+    request = request_of(tmp_path, "hopeless", documents)
+    with pytest.raises(MemError) as error:
+        drive(request, prepared=with_port(partial(limit_group, folder=group, headroom_bytes=8 * MIB)))
+    assert error.value.exit_code in (78, 79)
+    assert "OOM killer" in str(error.value)
