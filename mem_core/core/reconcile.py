@@ -1,7 +1,7 @@
 """What may change when a run goes on: nothing that decides the weights, beside more steps and, where allowed, the shape. Pure."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from mem_core.domain.errors import RequestError
 from mem_core.domain.request import RuntimeRequest
@@ -46,6 +46,6 @@ def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> 
     for key in old.keys() | new.keys():
         before, after = old.get(key), new.get(key)
         if isinstance(before, dict) and isinstance(after, dict):
-            yield from _differences(before, after, f"{prefix}{key}.")
+            yield from _differences(cast("dict[str, Any]", before), cast("dict[str, Any]", after), f"{prefix}{key}.")
         elif before != after:
             yield f"{prefix}{key}", before, after
