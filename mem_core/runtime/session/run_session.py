@@ -182,9 +182,16 @@ class RunSession:
 
     def finish(self) -> None:
         """After the last step was validated: validation loss for the report."""
-        loss = self.segments.evaluate()
-        if math.isfinite(loss):
-            self.state.emit(Evaluated(step=self.segments.locate().applied_steps, validation_loss=loss))
+        for _ in range(self.request.resilience.max_failures_without_progress):
+            try:
+                loss = self.segments.evaluate()
+            except SegmentFailed as exc:
+                self.progress.note(f"the evaluation is done again: {exc}")
+                continue
+            if math.isfinite(loss):
+                self.state.emit(Evaluated(step=self.segments.locate().applied_steps, validation_loss=loss))
+            return
+        self.progress.note("no validation loss: the workers died in each evaluation; every step is applied and proven all the same")
 
     def interrupted(self, outcome: SegmentInterrupted) -> MemError:
         """The error of an attempt that was asked to stop and has committed what it had."""

@@ -18,6 +18,7 @@ from mem_core.infrastructure.telemetry.progress import Progress, ProgressView
 from mem_core.runtime.session.checkpoint_service import CheckpointService, PendingSave, resume_position
 from mem_core.runtime.session.memory_service import MemoryService
 from mem_core.runtime.session.notices import Notices
+from mem_core.runtime.session.segment_outcomes import SegmentFailed, StopFlag, already_there, completed, tokens_per_s
 from mem_core.runtime.session.skip_list import SkipList
 from mem_core.runtime.worker.heartbeat import Heartbeat
 from mem_core.runtime.worker.protocol import ReplayEvidence, SegmentDone, Train, WorkerSpec
@@ -25,24 +26,7 @@ from mem_core.runtime.worker_group.group import GroupFailed, WorkerGroup
 from mem_core.runtime.worker_group.processes import ForkServer
 
 PROBE_STEPS = 2
-
-
-class SegmentFailed(Exception):
-    """A try of a segment failed; the workers are gone and the next try restores the last validated step."""
-
-    def __init__(self, failure: SegmentFailure) -> None:
-        super().__init__(describe_failure(failure))
-        self.failure = failure
-
-
-class StopFlag:
-    """Set by a signal handler or a cancel; read by the supervising loop a few times a second."""
-
-    def __init__(self) -> None:
-        self.by = ""
-
-    def __bool__(self) -> bool:
-        return bool(self.by)
+__all__ = ["SegmentFailed", "SegmentService", "StopFlag"]
 
 
 @dataclass
@@ -171,7 +155,7 @@ class SegmentService:
             group = self._ready_group()
             position = self.locate()
             if position.applied_steps >= until_step:
-                return self._already_there(position)
+                return already_there(position)
             staging = self.checkpoints.stage(until_step)
             self.state.emit(
                 SegmentStarted(segment_index=segment_index, from_step=position.applied_steps, until_step=until_step, try_number=try_number)
@@ -238,7 +222,7 @@ class SegmentService:
                 segment_index=segment_index,
                 loss=beat.loss if beat.step_s > 0 else None,
                 learning_rate=beat.learning_rate if beat.step_s > 0 else None,
-                tokens_per_s=self._tokens_per_s(beat),
+                tokens_per_s=tokens_per_s(beat),
                 memory_bytes=sum(b.memory_bytes for b in beats) or None,
                 memory_limit_bytes=self.memory_limit_bytes,
                 validated_step=self.validated_step,
@@ -253,18 +237,7 @@ class SegmentService:
             self.stop.by = self.stop.by or self.notices.preempted()
             self.every_second()
 
-    def _tokens_per_s(self, beat: Heartbeat) -> float | None:
-        done = beat.batch_index
-        return beat.tokens / done / beat.step_s if done and beat.step_s > 0 else None
-
     # -- endings --------------------------------------------------------------------------------------------------------
-
-    def _already_there(self, position: TrainingPosition) -> SegmentCompleted:
-        """A retry found that the checkpoint was proven after all: nothing is to be done again."""
-        return SegmentCompleted(
-            from_step=position.applied_steps, to_step=position.applied_steps, batch_index=position.batch_index, loss_first=0.0,
-            loss_last=0.0, tokens=0, duration_s=0.0, trajectory_digest=position.trajectory_digest,
-        )  # fmt: skip
 
     def _completed(
         self, segment_index: int, before: TrainingPosition, done: SegmentDone, staging: Path, group: WorkerGroup
@@ -277,19 +250,7 @@ class SegmentService:
             self.ledger.move("productive", "redone", done.duration_s * redone / max(1, step - before.applied_steps))
         self.highest_step = max(self.highest_step, step)
         self.checkpoints.register(PendingSave(step, staging, group, done, self.versions, self.data_fingerprint, self._parameters))
-        losses = done.columns["loss"]
-        outcome = SegmentCompleted(
-            from_step=before.applied_steps,
-            to_step=step,
-            batch_index=done.position.batch_index,
-            skipped_steps=len(done.position.skipped_batches) - len(before.skipped_batches),
-            loss_first=float(losses[0]) if len(losses) else 0.0,
-            loss_last=float(losses[-1]) if len(losses) else 0.0,
-            tokens=done.position.tokens - before.tokens,
-            duration_s=done.duration_s,
-            peak_bytes=int(done.columns["peak_bytes"].max()) if len(losses) else 0,
-            trajectory_digest=done.position.trajectory_digest,
-        )
+        outcome = completed(before, done)
         self.state.emit(SegmentEnded(segment_index=segment_index, outcome=outcome))
         self.state.emit(self.ledger.drain())
         if done.replace_reason:

@@ -1,0 +1,54 @@
+"""The values around one try of a segment: how it was left, what it came to."""
+
+from mem_core.domain.checkpoint import TrainingPosition
+from mem_core.domain.segment import SegmentCompleted, SegmentFailure, describe_failure
+from mem_core.runtime.worker.heartbeat import Heartbeat
+from mem_core.runtime.worker.protocol import SegmentDone
+
+
+class SegmentFailed(Exception):
+    """A try of a segment failed; the workers are gone and the next try restores the last validated step."""
+
+    def __init__(self, failure: SegmentFailure) -> None:
+        super().__init__(describe_failure(failure))
+        self.failure = failure
+
+
+class StopFlag:
+    """Set by a signal handler or a cancel; read by the supervising loop a few times a second."""
+
+    def __init__(self) -> None:
+        self.by = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.by)
+
+
+def already_there(position: TrainingPosition) -> SegmentCompleted:
+    """A retry found that the checkpoint was proven after all: nothing is to be done again."""
+    return SegmentCompleted(
+        from_step=position.applied_steps, to_step=position.applied_steps, batch_index=position.batch_index, loss_first=0.0,
+        loss_last=0.0, tokens=0, duration_s=0.0, trajectory_digest=position.trajectory_digest,
+    )  # fmt: skip
+
+
+def completed(before: TrainingPosition, done: SegmentDone) -> SegmentCompleted:
+    """What a segment came to, from where it started and what rank 0 reports."""
+    losses = done.columns["loss"]
+    return SegmentCompleted(
+        from_step=before.applied_steps,
+        to_step=done.position.applied_steps,
+        batch_index=done.position.batch_index,
+        skipped_steps=len(done.position.skipped_batches) - len(before.skipped_batches),
+        loss_first=float(losses[0]) if len(losses) else 0.0,
+        loss_last=float(losses[-1]) if len(losses) else 0.0,
+        tokens=done.position.tokens - before.tokens,
+        duration_s=done.duration_s,
+        peak_bytes=int(done.columns["peak_bytes"].max()) if len(losses) else 0,
+        trajectory_digest=done.position.trajectory_digest,
+    )
+
+
+def tokens_per_s(beat: Heartbeat) -> float | None:
+    """Of the last step, from the mean tokens of a batch; None before the first."""
+    return beat.tokens / beat.batch_index / beat.step_s if beat.batch_index and beat.step_s > 0 else None
