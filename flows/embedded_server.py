@@ -34,6 +34,7 @@ SERVER_SETTINGS = {
     "PREFECT_UI_ENABLED": "false",
     "PREFECT_LOGGING_SERVER_LEVEL": "ERROR",
 }
+UI_SETTINGS = {"PREFECT_UI_ENABLED": "true", "PREFECT_UI_API_URL": "/api", "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "true"}
 
 
 class EmbeddedServer:
@@ -55,7 +56,7 @@ class EmbeddedServer:
         if not database.exists():
             shutil.copyfile(_template(folder, environment), database)
         port = free_port() if port is None else port
-        shown = {"PREFECT_UI_ENABLED": "true", "PREFECT_UI_API_URL": "/api"} if ui else {}
+        shown = UI_SETTINGS if ui else {}
         with _log_of(database).open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "flows.embedded_server", "serve", str(os.getpid()), str(port)],

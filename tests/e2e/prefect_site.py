@@ -19,7 +19,7 @@ from flows.embedded_server import EmbeddedServer, free_port
 from mem_core.infrastructure.settings import Settings
 
 BIN = Path(sys.executable).parent
-START_LIMIT_S = 120.0
+START_LIMIT_S = 300.0
 FINAL = {"Completed", "Failed", "Cancelled", "Crashed"}
 
 
@@ -113,7 +113,7 @@ class Site:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prefect_site import Site, wait_for
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(2_400)]
 NUM_SEGMENTS = 1_000  # the cap: 1,000,000 steps
 
 

@@ -13,7 +13,7 @@ import pytest
 from prefect_site import BIN, Site, wait_for
 from test_prefect_runs import check_outage
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(2_400)]
 PREFECT_FILE = Path(__file__).parents[2] / "deployments" / "prefect.yaml"
 POOL_RUN = "endurance/endurance"
 
@@ -45,7 +45,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
         assert done.returncode == 0, done.stdout + done.stderr
         applied = subprocess.run(
             [sys.executable, "-m", "flows.automations", str(PREFECT_FILE.with_name("automations.yaml"))],
-            env=site.environment, capture_output=True, text=True, timeout=60, check=True,
+            env=site.environment, capture_output=True, text=True, timeout=300, check=True,
         )  # fmt: skip
         assert "mem-crash-dead-flows: created" in applied.stdout
         assert "mem-notify: left out" in applied.stdout
