@@ -20,7 +20,7 @@ SETTLE_READINGS = 3  # after a change, readings still show the old plan
 CRITICAL = 0.97  # above it every cause is answered with a smaller micro-batch as well
 RAISED = 1.1  # a limit that much higher lifts the memory of what failed under it
 SLOPE_EVERY = 128  # readings after which the slope is taken again: it costs more than everything else
-STEP_DOWN, STEP_UP = 0.75, 2
+STEP_DOWN, STEP_UP = 0.75, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +106,14 @@ class MemoryControl:
     # -- levels ---------------------------------------------------------------------------------------------------------
 
     def _slope(self) -> float:
-        """Bytes per padded token: as measured before training, else the slope of the readings, else the one ratio there is."""
-        if self._line is not None:
-            return self._line.per_token + self._line.per_square * self._bounds.longest_tokens
+        """Bytes per padded token: as measured before training, or more where the readings say so; else the one ratio there is."""
         samples = [PeakSample(reading.micro_batch, max(0, reading.peak_bytes - reading.used_bytes)) for reading in self._history]
-        line = fit_line(samples)
-        if line is not None and line.per_token > 0:
-            return line.per_token
+        seen = fit_line(samples)
+        if self._line is not None:
+            measured = self._line.per_token + self._line.per_square * self._bounds.longest_tokens
+            return max(measured, seen.per_token if seen is not None else 0.0)
+        if seen is not None and seen.per_token > 0:
+            return seen.per_token
         return max((sample.peak_bytes / max(1, sample.micro_batch.tokens) for sample in samples), default=0.0)
 
     def _fixed(self, reading: StepReading) -> float:

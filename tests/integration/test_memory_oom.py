@@ -136,7 +136,7 @@ def test_the_ladder_ends_with_what_would_fit(drive: Drive, documents: Path, tmp_
 def test_a_limit_that_is_lowered_and_raised_again(ranks: int, drive: Drive, documents: Path, tmp_path: Path) -> None:
     """Another process takes memory from batch 40 to 120: shrunk without an OOM, grown back within the patience, all ranks at once."""
     request = request_of(tmp_path, "neighbour", documents, 1, ranks)
-    request = request.model_copy(update={"training": request.training.model_copy(update={"max_steps": 360, "segment_steps": 180})})
+    request = request.model_copy(update={"training": request.training.model_copy(update={"max_steps": 260, "segment_steps": 130})})
     port = partial(script_memory, tight=(40, 120), per_token=2**20, fixed_bytes=2**30, limits=(2 * 2**30, 2**30 + 500 * 2**20))
     result = drive(request, prepared=with_port(port))
     changes = recorded(result)
