@@ -5,7 +5,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+from prefect.client.schemas.actions import ArtifactCreate
 from prefect.client.schemas.filters import (
     ArtifactFilter,
     ArtifactFilterFlowRunId,
@@ -82,7 +82,9 @@ class PrefectApi:
     def put_artifact(self, key: str, kind: str, data: Any, description: str) -> None:
         """One row per key and flow run: a new row each time would add a version per update."""
         if key in self._ids:
-            self._api().update_artifact(self._ids[key], ArtifactUpdate(data=data, description=description))
+            # Not client.update_artifact: that sends an event with each update, which would be most of the database after a few days.
+            body = {"data": data, "description": description}
+            self._api().request("PATCH", "/artifacts/{id}", json=body, path_params={"id": self._ids[key]})
             return
         found = self._api().read_artifacts(
             artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key]), flow_run_id=ArtifactFilterFlowRunId(any_=[self._flow_run_id]))

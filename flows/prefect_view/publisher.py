@@ -32,10 +32,15 @@ AnyLogger = logging.Logger | logging.LoggerAdapter[Any]
 
 @dataclass(frozen=True)
 class Pace:
-    """How often what is done, in seconds. A long run makes a bounded number of calls."""
+    """How often what is done, in seconds. The page of a run that goes on for days is renewed less often: some thousand times in all."""
 
     publish_s: float = 10.0
     poll_s: float = 2.0
+    stretch: float = 0.001
+
+    def due_s(self, age_s: float) -> float:
+        """Seconds between two renewals of the page of a run that has been shown for `age_s`."""
+        return max(self.publish_s, age_s * self.stretch)
 
 
 @dataclass
@@ -57,6 +62,7 @@ class PrefectView:
     _closing: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _published_s: float = float("-inf")
+    _started_s: float = field(default_factory=time.monotonic)
     _polled_s: float = field(default_factory=time.monotonic)
     _asked: bool = False
     _introduced: bool = False
@@ -117,7 +123,7 @@ class PrefectView:
     def _turn(self, final: bool) -> None:
         self._guard(self._fold)
         now_s = time.monotonic()
-        if final or now_s - self._published_s >= self.pace.publish_s:
+        if final or now_s - self._published_s >= self.pace.due_s(now_s - self._started_s):
             self._published_s = now_s
             if not self._introduced:
                 self._guard(self._introduce)

@@ -201,6 +201,15 @@ def test_an_end_that_is_refused_once_is_published_by_the_next_try() -> None:
     assert ("introduce", None) in api.calls
 
 
+def test_a_run_of_a_month_renews_its_page_some_thousand_times() -> None:
+    age_s, renewals = 0.0, 0
+    while age_s < 30 * 86_400:
+        age_s += Pace().due_s(age_s)
+        renewals += 1
+    assert renewals < 8_000
+    assert Pace().due_s(3 * 3_600) < 11
+
+
 def test_the_flow_log_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     view = view_of(Api())
     with caplog.at_level(logging.INFO, logger="test"):
