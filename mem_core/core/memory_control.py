@@ -85,7 +85,8 @@ class MemoryControl:
     def decide(self, reading: StepReading) -> Decision | None:
         """What the reading asks for, if anything."""
         self._history.append(reading)
-        if self._readings % SLOPE_EVERY == 0 or reading.micro_batch.tokens > self._seen_tokens:
+        often_at_first = self._readings & (self._readings - 1) == 0  # at 1, 2, 4, 8, ... readings
+        if often_at_first or self._readings % SLOPE_EVERY == 0 or reading.micro_batch.tokens > self._seen_tokens:
             self._per_token = self._slope()
             self._seen_tokens = max(self._seen_tokens, reading.micro_batch.tokens)
         self._readings += 1
