@@ -48,7 +48,8 @@ def silence_allowed_s(phase: Phase, slowest_s: float, hang_factor: float) -> flo
 class RankSign:
     """What is known from outside about a rank that owes an answer.
 
-    `cpu_used_s` is what its process has used since it fell silent; `stopped` that the kernel shows it as stopped.
+    `cpu_used_s` is what its process has used of a core, or waited for one, since it fell silent; `stopped` that the kernel shows
+    it as stopped.
     """
 
     rank: int
@@ -56,6 +57,7 @@ class RankSign:
     allowed_s: float
     cpu_used_s: float
     stopped: bool = False
+    runnable: bool = False
 
     @property
     def overdue(self) -> bool:
@@ -64,8 +66,8 @@ class RankSign:
 
     @property
     def busy(self) -> bool:
-        """Its process computes."""
-        return self.cpu_used_s > BUSY_SHARE * self.silent_s
+        """Its process computes, or would if it got a core."""
+        return self.runnable or self.cpu_used_s > BUSY_SHARE * self.silent_s
 
 
 def is_hung(silent_s: float, allowed_s: float, cpu_used_s: float) -> bool:
@@ -78,7 +80,7 @@ def find_hung(signs: Sequence[RankSign]) -> RankSign | None:
 
     A stopped process is never just slow: it is named as soon as it is overdue. Otherwise a rank that computes on a starved
     machine is slow, and its peers, who wait for it in a collective without using time, are not hung either: while any of them
-    uses CPU time, all get `BUSY_ALLOWANCE` times as long. When none does, the group is dead-locked and is found at once.
+    is busy, all get `BUSY_ALLOWANCE` times as long. When none is, the group is dead-locked and is found at once.
     """
     overdue = [sign for sign in signs if sign.overdue]
     if not overdue:

@@ -18,6 +18,22 @@ def cpu_seconds(pid: int | None) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
+def active_seconds(pid: int | None) -> float:
+    """Seconds that a process's threads have computed or waited for a core; 0 when it is gone or unknown.
+
+    A starved process gets next to no CPU time and is all the same at work: the time it stood in a run queue tells it from one
+    that waits for nothing to come. Kernels without schedstat give CPU time alone.
+    """
+    total_ns = 0
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            computed_ns, queued_ns, _ = Path(f"/proc/{pid}/task/{task}/schedstat").read_text().split()
+            total_ns += int(computed_ns) + int(queued_ns)
+    except (OSError, ValueError):
+        return cpu_seconds(pid)
+    return total_ns / 1e9
+
+
 def start_ticks(pid: int) -> int | None:
     """Start time of a process in clock ticks since boot, which with its pid names it; None when there is no such process.
 

