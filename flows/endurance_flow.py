@@ -8,6 +8,7 @@ from prefect.states import Cancelled
 from flows.flow_context import (
     ask_through_prefect,
     flow_run_name,
+    forget_results,
     refuse_crash_loop,
     request_of_run,
     show_in_prefect,
@@ -127,6 +128,7 @@ def train_to_end(key: str) -> None:
         decide_hyperparams(key, segment)
         outcome = train_segment(key, segment.segment_index, segment.from_step, segment.until_step)
         _settle(key, pending)
+        forget_results()
         pending = validate_checkpoint.submit(key, outcome["to_step"])
         if outcome["kind"] == "interrupted":
             _settle(key, pending)

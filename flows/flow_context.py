@@ -145,3 +145,10 @@ def with_key_from_block(request: RuntimeRequest, settings: Settings) -> tuple[Ru
     planner = request.policy.planner.model_copy(update={"api_key_env": KEY_VARIABLE})
     policy = request.policy.model_copy(update={"planner": planner})
     return request.model_copy(update={"policy": policy}), replace(settings, environ={**settings.environ, KEY_VARIABLE: str(key)})
+
+
+def forget_results() -> None:
+    """Let go of what finished tasks returned: Prefect keeps every result of a flow until its end, to draw arrows between tasks."""
+    context = FlowRunContext.get()
+    if context is not None:
+        context.run_results.clear()
