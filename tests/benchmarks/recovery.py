@@ -44,7 +44,7 @@ def mem_recovery_s(kills: int, folder: Path) -> list[float]:
 
 def torchrun_recovery_s(kills: int, folder: Path) -> list[float]:
     """A plain DeepSpeed script with its own checkpoints, restarted by `torchrun --max-restarts`."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", f"--max-restarts={kills}", "--master-port=0"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", f"--max-restarts={kills}", "--standalone"]
     return _kill_loop([*command, str(HERE / "plain_deepspeed_script.py"), str(folder)], kills, relaunch=False)
 
 
@@ -55,7 +55,16 @@ def trainer_recovery_s(kills: int, folder: Path) -> list[float]:
 
 def _kill_loop(command: list[str], kills: int, *, relaunch: bool) -> list[float]:
     """Kill the process that prints `pid N step S` lines, time until the next such line of another pid."""
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    from mem_core.infrastructure.machine_build import remove_stale_locks
+    from mem_core.infrastructure.settings import Settings
+
+    # DeepSpeed compiles an op at its first start and waits for ever for the lock of a killed compiler: minutes, but only once.
+    extensions = Settings.from_environment().mem_home / "benchmark_extensions"
+    extensions.mkdir(parents=True, exist_ok=True)
+    remove_stale_locks(extensions)
+    environment = {
+        **os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TORCH_EXTENSIONS_DIR": str(extensions),
+    }  # fmt: skip
     recovered: list[float] = []
     process = _launch(command, environment)
     try:
@@ -97,22 +106,25 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=9)
     parser.add_argument("--others-kills", type=int, default=3)
+    parser.add_argument("--only", choices=("mem", "torchrun", "trainer"), default=None)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    measured: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        measured = {
-            "mem": mem_recovery_s(arguments.kills, root / "mem"),
-            "torchrun": torchrun_recovery_s(arguments.others_kills, root / "torchrun"),
-        }
-        if importlib.util.find_spec("accelerate") is not None:
+        if arguments.only in (None, "mem"):
+            measured["mem"] = mem_recovery_s(arguments.kills, root / "mem")
+        if arguments.only in (None, "torchrun"):
+            measured["torchrun"] = torchrun_recovery_s(arguments.others_kills, root / "torchrun")
+        if arguments.only in (None, "trainer") and importlib.util.find_spec("accelerate") is not None:
             measured["trainer"] = trainer_recovery_s(arguments.others_kills, root / "trainer")
     answer: dict[str, object] = {
         name: {"median_s": round(statistics.median(v), 3), "all_s": [round(x, 3) for x in v]} for name, v in measured.items()
     }
-    own = statistics.median(measured["mem"])
-    answer["ratios"] = {name: round(statistics.median(v) / own, 1) for name, v in measured.items() if name != "mem"}
-    if "trainer" not in measured:
+    if "mem" in measured:
+        own = statistics.median(measured["mem"])
+        answer["ratios"] = {name: round(statistics.median(v) / own, 1) for name, v in measured.items() if name != "mem"}
+    if arguments.only is None and "trainer" not in measured:
         answer["trainer"] = "left out: accelerate is not installed"
     print(json.dumps(answer) if arguments.json else "\n".join(f"{name}: {value}" for name, value in answer.items()))
 
