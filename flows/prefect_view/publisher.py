@@ -143,6 +143,10 @@ class PrefectView:
                     self.inner.note(f"Prefect could not be told ({type(exc).__name__}); training goes on")
 
     def _fold(self) -> None:
+        """The view first, and only once: where both wait, the journal's line about the end of its segment is newer."""
+        view, self._view = self._view, None
+        if view is not None:
+            self.board.add_view(view)
         if self._history is not None:
             history, self._history = self._history, None
             for line in history():
@@ -152,8 +156,6 @@ class PrefectView:
                 self._take(self._lines.get_nowait())
             except queue.Empty:
                 break
-        if self._view is not None:
-            self.board.add_view(self._view)
 
     def _take(self, line: JournalLine) -> None:
         if not self.board.add_line(line) or line.attempt != self._attempt:

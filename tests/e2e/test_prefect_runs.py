@@ -42,20 +42,12 @@ def test_a_run_submitted_from_a_clean_shell_trains_and_shows_itself(site: Site) 
     assert not [task for task in site.task_runs(again["id"]) if task["name"].startswith("steps")], "a finished run trained again"
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ({"store": "./runs"}, "a deployment refuses it"),
-        ({"training.global_batch_size": 7, "parallel.num_ranks": 2}, "cannot be divided by parallel.num_ranks 2"),
-        ({"training.max_step": 7}, "training.max_steps"),
-    ],
-    ids=["relative store", "batch arithmetic", "unknown key"],
-)
-def test_what_prefect_cannot_check_is_refused_inside_with_our_message(site: Site, overrides: dict[str, object], message: str) -> None:
-    run = site.wait_end(site.run_deployment("endurance/endurance", overrides={"run_id": "refused", **overrides}))
+def test_what_prefect_cannot_check_is_refused_inside_with_our_message(site: Site) -> None:
+    """A relative store here; every other refusal has the same way and is tested without a server."""
+    run = site.wait_end(site.run_deployment("endurance/endurance", overrides={"run_id": "refused", "store": "./runs"}))
     assert run["state_name"] == "Failed"
-    assert message in run["state"]["message"]
     assert "RequestError" in run["state"]["message"]
+    assert "a deployment refuses it" in run["state"]["message"]
 
 
 def test_what_prefect_can_check_is_refused_at_submission(site: Site) -> None:
@@ -104,6 +96,7 @@ def test_a_killed_flow_is_restarted_by_the_automation_and_redoes_one_segment_at_
     assert site.post("/artifacts/count", {"flow_runs": {"id": {"any_": [flow_run]}}}) == 3
 
 
+@pytest.mark.slow
 def test_a_server_killed_in_mid_run_costs_nothing(site: Site) -> None:
     """I9: training goes on while the API is away, and the flow ends Completed once it is back (two minutes in the slow tests)."""
     check_outage(site, "outage", outage_s=8.0)

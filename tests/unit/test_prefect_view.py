@@ -201,6 +201,16 @@ def test_an_end_that_is_refused_once_is_published_by_the_next_try() -> None:
     assert ("introduce", None) in api.calls
 
 
+def test_an_old_view_never_takes_back_the_end_of_its_segment() -> None:
+    api = Api()
+    view = view_of(api, pace=Pace(publish_s=60.0, poll_s=60.0)).start()
+    view.update(ProgressView(step=98, total_steps=100))
+    view._hear(line(0, completed(100)))
+    time.sleep(1.2)
+    view.close()
+    assert [data for name, data in api.calls if name == "mem-r-progress"][-1] == 100.0
+
+
 def test_a_run_of_a_month_renews_its_page_some_thousand_times() -> None:
     age_s, renewals = 0.0, 0
     while age_s < 30 * 86_400:
