@@ -58,7 +58,8 @@ class Passes:
 
 def summed_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Cross-entropy of logits [rows, tokens, vocabulary] against unshifted labels [rows, tokens], summed over labels that count."""
-    shifted = logits[:, :-1]
+    # Labels are moved instead of logits: a slice of the logits would be copied, forward and backward.
+    targets = functional.pad(labels[:, 1:], (0, 1), value=LOSS_IGNORE)
     return functional.cross_entropy(
-        shifted.reshape(-1, shifted.shape[-1]).float(), labels[:, 1:].reshape(-1), ignore_index=LOSS_IGNORE, reduction="sum"
+        logits.reshape(-1, logits.shape[-1]).float(), targets.reshape(-1), ignore_index=LOSS_IGNORE, reduction="sum"
     )
