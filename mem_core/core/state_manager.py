@@ -177,9 +177,13 @@ class StateManager:
     def release(self) -> None:
         """Give the run back, unless a newer attempt has it already."""
         self._stop_renewal.set()
-        if self.fenced_by() is None:
-            with contextlib.suppress(StoreUnavailable):
-                self._write_lease(0.0, released=True)
+        if self.fenced_by() is not None:
+            return
+        try:
+            self._write_lease(0.0, released=True)
+        except StoreUnavailable:  # a full disk takes no new lease, but lets the old one go
+            with contextlib.suppress(OSError):
+                (self.folder / "lease.json").unlink()
 
     def fenced_by(self) -> int | None:
         """The newer attempt that has taken over, or None."""
