@@ -66,7 +66,7 @@ class ModelSection(Section):
         default="auto", description="Recompute activations in the backward pass to save memory."
     )
     compile: Literal["auto", "on", "off"] = Field(
-        default="auto", description="torch.compile through the engine; auto decides by run length."
+        default="auto", description="torch.compile through the engine; auto leaves it off."
     )
     lora: LoraSection | None = Field(default=None, title="LoRA", description="Low-rank adapters; null trains every weight.")
 

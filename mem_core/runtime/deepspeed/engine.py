@@ -93,6 +93,10 @@ class Engine:
         if not torch.isfinite(norm):
             raise NonFiniteGradient(f"gradient norm {self._stage0_norm}")
 
+    def compile(self) -> None:
+        """torch.compile through the engine. Each padded length compiles once, in the first step that meets it."""
+        self.raw.compile()
+
     def forward(self, **inputs: torch.Tensor) -> torch.Tensor:
         """Logits, shape [rows, tokens, vocabulary]."""
         return self.raw(**inputs).logits

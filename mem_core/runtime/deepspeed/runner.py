@@ -88,6 +88,8 @@ class DeepSpeedRunner:
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         config = engine_config(self.request, spec.dtype, plan, position.hyperparams, num_parameters, is_universal(folder))
         self.engine = Engine(model, config, self.request.training, activation_checkpointing=plan.activation_checkpointing)
+        if self.request.model.compile == "on":
+            self.engine.compile()
         self._passes = Passes(self.engine, self._data, self._device, self.request.data.sequence_length, spec.pad_token_id)
         self.build_s = time.monotonic() - started_s
         self.beat("restore")
