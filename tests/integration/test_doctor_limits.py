@@ -28,7 +28,9 @@ answer = {}
 for name, parameters in (("small", 65_728), ("large", 1_000_000_000)):
     model = ModelNumbers(num_parameters=parameters, num_layers=1, hidden_size=64, vocab_size=384, num_heads=4)
     report = EnvironmentDoctor().examine(request, seen, model)
-    error = error_of(report)
+    # How full the disk of this machine is comes before memory in the order of the exit codes, and is not the subject here.
+    of_memory = tuple(finding for finding in report.findings if finding.check not in ("disk", "inodes"))
+    error = error_of(report.model_copy(update={"findings": of_memory}))
     budget = report.memory[0]
     answer[name] = [budget.budget_bytes, budget.binding_limit, error.exit_code if error else 0, str(error), report.max_build_jobs]
 print(json.dumps(answer))
