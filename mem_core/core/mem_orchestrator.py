@@ -185,7 +185,8 @@ def _suspect_words(progress: Progress, failure: SegmentFailure) -> str:
 def _no_progress(progress: Progress, failure: SegmentFailure, text: str, limits: Limits) -> MemError:
     where = f"validated step {progress.validated_step or 0} did not advance over {limits.max_failures_without_progress} restarts"
     if isinstance(failure, SaveFailed):
-        return StoreUnavailable(f"{text}; {where}", remedy="Free space, lower checkpoint.keep_last or repair the store, then give the same command again.")
+        remedy = "Free space, lower checkpoint.keep_last or repair the store, then give the same command again."
+        return StoreUnavailable(f"{text}; {where}", remedy=remedy)
     if isinstance(failure, WorkerError) and progress.same_batch_failures == 0 and failure.evidence.phase == "start":
         return InternalError(f"{text}; {where}", remedy="Read logs/rank-*.log in the run folder and report it.")
     if progress.same_batch_failures >= SUSPECT_AFTER and _failed_batch(failure) is not None:

@@ -58,7 +58,8 @@ def baseline_steps_per_s(python: str, script: str, folder: Path, arguments: argp
     ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     result = subprocess.run(
         [python, str(HERE / script), json.dumps(order)],
-        check=True, capture_output=True, text=True, env={**environment, **ranks, "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *sys.path])},
+        check=True, capture_output=True, text=True,
+        env={**environment, **ranks, "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *sys.path])},
     )  # fmt: skip
     answer = json.loads(result.stdout.splitlines()[-1])
     return answer["steps"] / answer["seconds"]
