@@ -180,11 +180,12 @@ class SegmentService:
     def _drive(self, group: WorkerGroup, segment_index: int, until_step: int, hyperparams: Hyperparams, staging: Path) -> SegmentDone:
         self.ledger.enter("productive")
         section = self.spec.request.checkpoint
-        before = self.locate().applied_steps
-        replay_of = before if section.validation == "replay" and before else None
+        replay_of = (self.locate().applied_steps or None) if section.validation == "replay" else None
         order = Train(until_step, hyperparams, str(staging), every_s=section.every_s, skip_batches=self.skips.batches, replay_of=replay_of)
         try:
-            return group.train(order, lambda beats: self._on_beat(beats, segment_index), lambda: bool(self.stop))
+            done = group.train(order, lambda beats: self._on_beat(beats, segment_index), lambda: bool(self.stop))
+            self._on_beat(group.heartbeats(), segment_index)  # a quick segment may end between two looks
+            return done
         finally:
             self.ledger.enter("idle")
 
