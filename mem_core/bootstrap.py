@@ -259,7 +259,7 @@ def _wire(draft: RunDraft, record: RunRecord) -> RunSession:
         environ = child_environment(draft.settings, device="cpu")
         live = state.folder / "live" / f"{os.getpid()}-reshard"
         reshard_run(ReshardService(manager, server, spec, live, environ, state.emit, key, draft.on_converted), state, record, on_valid)
-    failures, highest_step = folded_limits(state)
+    failures, highest_step, pace = folded_limits(state)
     segments = SegmentService(
         server=server,
         spec=spec,
@@ -273,6 +273,7 @@ def _wire(draft: RunDraft, record: RunRecord) -> RunSession:
         memory_limit_bytes=limit_bytes,
         stop=draft.stop,
         highest_step=highest_step,
+        pace=pace,
     )
     advice = AdviceService(request, environment, state, _known(draft.policy), record.default_plan, draft.planner, state.folder / "metrics")
     validator.replay = ReplayService(server, segments.spec, state.folder / "live" / f"{os.getpid()}-replay", segments.replay_evidence)

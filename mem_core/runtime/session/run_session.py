@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mem_core.core.local_policy_engine import LocalPolicyEngine
 from mem_core.core.mem_orchestrator import Finish, GiveUp, Limits, Pause, Progress, Retry, Train, next_action
+from mem_core.core.recovery_interval import RunPace
 from mem_core.core.run_fold import fold_result, fold_state
 from mem_core.core.state_manager import StateManager
 from mem_core.domain.environment import EnvironmentReport
@@ -255,10 +256,13 @@ class RunSession:
         )
 
 
-def folded_limits(state: StateManager) -> tuple[int, int]:
-    """(failures without progress, highest step ever done) from the journal, for the start of an attempt."""
-    folded = fold_state(state.lines())
-    return folded.failures_without_progress, folded.highest_step
+def folded_limits(state: StateManager) -> tuple[int, int, RunPace]:
+    """(failures without progress, highest step ever done, pace) from the journal, for the start of an attempt."""
+    lines, pace = state.lines(), RunPace()
+    for line in lines:
+        pace.add(line.event)
+    folded = fold_state(lines)
+    return folded.failures_without_progress, folded.highest_step, pace
 
 
 def policy_engine(bounds_file: str | None) -> LocalPolicyEngine:

@@ -1,7 +1,10 @@
 """The values around one try of a segment: how it was left, what it came to."""
 
+from typing import Any
+
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.segment import SegmentCompleted, SegmentFailure, describe_failure
+from mem_core.infrastructure.telemetry.progress import ProgressView
 from mem_core.runtime.worker.heartbeat import Heartbeat
 from mem_core.runtime.worker.protocol import SegmentDone
 
@@ -52,3 +55,18 @@ def completed(before: TrainingPosition, done: SegmentDone) -> SegmentCompleted:
 def tokens_per_s(beat: Heartbeat) -> float | None:
     """Of the last step, from the mean tokens of a batch; None before the first."""
     return beat.tokens / beat.batch_index / beat.step_s if beat.batch_index and beat.step_s > 0 else None
+
+
+def progress_view(beats: list[Heartbeat], **run: Any) -> ProgressView:
+    """What people see of the newest beats (rank 0 first), with what only the run knows: totals, limits, restarts."""
+    beat = beats[0]
+    stepping = beat.step_s > 0
+    return ProgressView(
+        step=beat.applied_steps,
+        loss=beat.loss if stepping else None,
+        learning_rate=beat.learning_rate if stepping else None,
+        tokens_per_s=tokens_per_s(beat),
+        memory_bytes=sum(each.memory_bytes for each in beats) or None,
+        phase=beat.phase,
+        **run,
+    )

@@ -8,17 +8,18 @@ from pathlib import Path
 
 from mem_core.core.deadlines import PhaseTimes
 from mem_core.core.goodput import GoodputLedger
+from mem_core.core.recovery_interval import RunPace
 from mem_core.core.state_manager import StateManager
 from mem_core.domain.checkpoint import TrainingPosition
-from mem_core.domain.events import CheckpointJudged, FaultMet, Noted, Recovered, SegmentEnded, SegmentStarted
+from mem_core.domain.events import CheckpointJudged, Event, FaultMet, Noted, Recovered, SegmentEnded, SegmentStarted
 from mem_core.domain.plan import Hyperparams
 from mem_core.domain.segment import Evidence, NonFinite, SaveFailed, SegmentCompleted, SegmentFailure, SegmentInterrupted, describe_failure
 from mem_core.infrastructure.telemetry.metrics import discard_metrics_after
-from mem_core.infrastructure.telemetry.progress import Progress, ProgressView
+from mem_core.infrastructure.telemetry.progress import Progress
 from mem_core.runtime.session.checkpoint_service import CheckpointService, PendingSave, resume_position
 from mem_core.runtime.session.memory_service import MemoryService
 from mem_core.runtime.session.notices import Notices
-from mem_core.runtime.session.segment_outcomes import SegmentFailed, StopFlag, already_there, completed, tokens_per_s
+from mem_core.runtime.session.segment_outcomes import SegmentFailed, StopFlag, already_there, completed, progress_view
 from mem_core.runtime.session.skip_list import SkipList
 from mem_core.runtime.worker.heartbeat import Heartbeat
 from mem_core.runtime.worker.protocol import ReplayEvidence, SegmentDone, Train, WorkerSpec
@@ -51,6 +52,7 @@ class SegmentService:
     highest_step: int = 0
     reached_batch: int = 0
     times: PhaseTimes = field(default_factory=PhaseTimes)
+    pace: RunPace = field(default_factory=RunPace)
     _memory: MemoryService | None = None
     _skips: SkipList | None = None
     _group: WorkerGroup | None = None
@@ -81,6 +83,10 @@ class SegmentService:
         if self._notices is None:
             self._notices = Notices(self.spec.request.resilience, self._note)
         return self._notices
+
+    def _emit(self, event: Event) -> None:
+        self.state.emit(event)
+        self.pace.add(event)
 
     def _note(self, text: str) -> None:
         self.state.emit(Noted(text=text))
@@ -157,7 +163,7 @@ class SegmentService:
             if position.applied_steps >= until_step:
                 return already_there(position)
             staging = self.checkpoints.stage(until_step)
-            self.state.emit(
+            self._emit(
                 SegmentStarted(segment_index=segment_index, from_step=position.applied_steps, until_step=until_step, try_number=try_number)
             )
             done = self._drive(group, segment_index, until_step, hyperparams, staging)
@@ -179,9 +185,10 @@ class SegmentService:
 
     def _drive(self, group: WorkerGroup, segment_index: int, until_step: int, hyperparams: Hyperparams, staging: Path) -> SegmentDone:
         self.ledger.enter("productive")
-        section = self.spec.request.checkpoint
-        replay_of = (self.locate().applied_steps or None) if section.validation == "replay" else None
-        order = Train(until_step, hyperparams, str(staging), every_s=section.every_s, skip_batches=self.skips.batches, replay_of=replay_of)
+        section, step = self.spec.request.checkpoint, self.locate().applied_steps
+        replay_of = (step or None) if section.validation == "replay" else None
+        every_s = self.pace.interval_s(section.every_s, self.spec.request.training.max_steps - step)
+        order = Train(until_step, hyperparams, str(staging), every_s=every_s, skip_batches=self.skips.batches, replay_of=replay_of)
         try:
             done = group.train(order, lambda beats: self._on_beat(beats, segment_index), lambda: bool(self.stop))
             self._on_beat(group.heartbeats(), segment_index)  # a quick segment may end between two looks
@@ -216,21 +223,11 @@ class SegmentService:
             kind, since_s = self._fault
             self._fault = None
             self.state.emit(Recovered(kind=kind, step=self.position.applied_steps, recovered_s=time.monotonic() - since_s))
-        self.progress.update(
-            ProgressView(
-                step=beat.applied_steps,
-                total_steps=self.spec.request.training.max_steps,
-                segment_index=segment_index,
-                loss=beat.loss if beat.step_s > 0 else None,
-                learning_rate=beat.learning_rate if beat.step_s > 0 else None,
-                tokens_per_s=tokens_per_s(beat),
-                memory_bytes=sum(b.memory_bytes for b in beats) or None,
-                memory_limit_bytes=self.memory_limit_bytes,
-                validated_step=self.validated_step,
-                restarts=self.restarts,
-                phase=beat.phase,
-            )
-        )
+        view = progress_view(
+            beats, total_steps=self.spec.request.training.max_steps, segment_index=segment_index, validated_step=self.validated_step,
+            restarts=self.restarts, memory_limit_bytes=self.memory_limit_bytes,
+        )  # fmt: skip
+        self.progress.update(view)
         self.notices.look_for_stragglers(beats)
         now = time.monotonic()
         if now - self._last_second_s >= 1.0:
@@ -252,8 +249,8 @@ class SegmentService:
         self.highest_step = max(self.highest_step, step)
         self.checkpoints.register(PendingSave(step, staging, group, done, self.versions, self.data_fingerprint, self._parameters))
         outcome = completed(before, done)
-        self.state.emit(SegmentEnded(segment_index=segment_index, outcome=outcome))
-        self.state.emit(self.ledger.drain())
+        self._emit(SegmentEnded(segment_index=segment_index, outcome=outcome))
+        self._emit(self.ledger.drain())
         if done.replace_reason:
             self._note(f"memory: the workers are replaced before the next segment: {done.replace_reason}")
             self._spent = group
@@ -269,9 +266,9 @@ class SegmentService:
         self.restarts += 1
         self.lose_engine()
         self.validated_step = self._proven_step() or None
-        self.state.emit(SegmentEnded(segment_index=segment_index, outcome=failure))
-        self.state.emit(FaultMet(kind=failure.kind, step=self.validated_step or 0, detail=describe_failure(failure)))
-        self.state.emit(self.ledger.drain())
+        self._emit(SegmentEnded(segment_index=segment_index, outcome=failure))
+        self._emit(FaultMet(kind=failure.kind, step=self.validated_step or 0, detail=describe_failure(failure)))
+        self._emit(self.ledger.drain())
         self.progress.note(f"{describe_failure(failure)}; going on from step {self.validated_step or 0}")
         return SegmentFailed(failure)
 
@@ -283,7 +280,7 @@ class SegmentService:
     def save_failed(self, segment_index: int, problem: str) -> SegmentFailure:
         """Journal a save that came to nothing while the engine stayed sound."""
         failure = SaveFailed(evidence=Evidence(phase="save", exception=problem[:500]))
-        self.state.emit(SegmentEnded(segment_index=segment_index, outcome=failure))
+        self._emit(SegmentEnded(segment_index=segment_index, outcome=failure))
         self.progress.note(f"{describe_failure(failure)}; the older checkpoint stays current and training goes on")
         return failure
 
