@@ -1,7 +1,5 @@
 """The drill as a flow: for deployments that rehearse failure on a schedule, and for people who watch it in Prefect's UI."""
 
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from prefect.cache_policies import NO_CACHE
 
 from flows.flow_context import flow_run_name, request_of_run
 from flows.mem_flow import mem_flow
+from flows.owned_command import run_owned
 from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.settings import Settings
 from mem_core.runtime.chaos.report import DrillReport, text_report
@@ -41,7 +40,7 @@ def chaos_drill(
 
 @task(name="drill", cache_policy=NO_CACHE, persist_result=False, retries=0)
 def run_drill(request: dict[str, Any], seed: int) -> dict[str, Any]:
-    """`mem drill` in a process of its own: its children's lives hang on its main thread, which a task does not own.
+    """`mem drill` in a process of its own, since its children's lives hang on its main thread; it dies with this one.
 
     Raises:
         DrillFailed: it ended without a report.
@@ -50,10 +49,7 @@ def run_drill(request: dict[str, Any], seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "request.json"
         path.write_text(RuntimeRequest.model_validate(request).model_dump_json())
-        done = subprocess.run(
-            [sys.executable, "-m", "flows.cli", "drill", str(path), "--seed", str(seed), "--json"],
-            env=environment, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        done = run_owned(["drill", str(path), "--seed", str(seed), "--json"], environment)
     lines = done.stdout.strip().splitlines()
     if done.returncode not in (0, 1) or not lines:
         raise DrillFailed(f"the drill ended with {done.returncode}: {done.stderr[-1500:]}")

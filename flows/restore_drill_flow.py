@@ -1,10 +1,10 @@
-"""The restore drill: proves, in a process of its own, that a run's newest checkpoint could be resumed from today."""
+"""The restore drill: proves, in processes of its own, that a run could be resumed from its newest checkpoint today."""
 
 import json
 import os
 import subprocess
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from prefect import task
 from prefect.artifacts import create_table_artifact
@@ -15,7 +15,8 @@ from pydantic import Field
 from flows.flow_context import is_deployed
 from flows.flow_request import refuse_relative_store
 from flows.mem_flow import mem_flow
-from mem_core.domain.errors import InternalError, NoValidCheckpoint
+from mem_core.domain import errors
+from mem_core.domain.errors import InternalError, MemError, NoValidCheckpoint
 from mem_core.infrastructure.machine_store import local_path
 
 DEADLINE_S = 3_600.0
@@ -25,43 +26,60 @@ DEADLINE_S = 3_600.0
 def restore_drill(
     run_id: Annotated[str, Field(title="Run id", description="The run whose newest checkpoint is proven.")],
     store: Annotated[str, Field(description="Local folder that holds run folders.")] = "./runs",
+    level: Annotated[
+        Literal["integrity", "replay"],
+        Field(description="integrity reads and hashes every file; replay also restores in fresh processes and takes steps again."),
+    ] = "replay",
 ) -> Any:
-    """Read, hash and judge the newest checkpoint of a run in a fresh process. Changes nothing; fails when it is not good.
+    """Restore a run's newest checkpoint in fresh processes and step on, as a resume would. Changes nothing; fails when it is not good.
 
     Args:
         run_id: The run whose newest checkpoint is proven.
         store: Local folder that holds run folders.
+        level: integrity reads and hashes every file; replay also restores in fresh processes and takes steps again.
     """
     if is_deployed():
         refuse_relative_store(store)
-    folder = local_path(store) / run_id
-    verdict = prove_newest(str(folder))
-    create_table_artifact([verdict], key="mem-restore-drill", description=f"run {run_id}")
-    get_run_logger().info("step %s of %s: %s", verdict["step"], run_id, "good" if verdict["valid"] else verdict["reasons"])
-    if not verdict["valid"]:
+    verdicts = prove_newest(str(local_path(store) / run_id), level)
+    create_table_artifact(verdicts, key="mem-restore-drill", description=f"run {run_id}")
+    for verdict in verdicts:
+        said = f"good{', steps ' + verdict['steps'] if verdict['steps'] else ''}" if verdict["valid"] else verdict["reasons"]
+        get_run_logger().info("step %s of %s: %s", verdict["step"], run_id, said)
+    bad = [f"step {verdict['step']}: {verdict['reasons']}" for verdict in verdicts if not verdict["valid"]]
+    if bad:
         raise NoValidCheckpoint(
-            f"the newest checkpoint of {run_id} (step {verdict['step']}) is not good: {verdict['reasons']}",
+            f"{run_id} could not be resumed from its newest checkpoints: {' | '.join(bad)}",
             remedy="Start the run again: it goes back to the newest good one. Find out what damages the store.",
         )
-    return verdict
+    return verdicts
 
 
-@task(name="prove-newest", cache_policy=NO_CACHE, persist_result=False, retries=0)
-def prove_newest(folder: str) -> dict[str, Any]:
-    """The verdict about the newest committed checkpoint, reached by a fresh process that dies with this one.
+@task(name="prove-newest", task_run_name="prove the newest, {level}", cache_policy=NO_CACHE, persist_result=False, retries=0)
+def prove_newest(folder: str, level: str) -> list[dict[str, Any]]:
+    """Verdicts about the newest checkpoint (see `flows.restore_probe`), reached by fresh processes that die with this one.
 
     Raises:
-        NoValidCheckpoint: the run has none. InternalError: the process gave no answer.
+        NoValidCheckpoint: the run has none. MemError: it cannot be judged. InternalError: the process gave no answer.
     """
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "flows.restore_probe", folder, str(os.getpid())],
+            [sys.executable, "-m", "flows.restore_probe", folder, str(os.getpid()), level],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S,
         )  # fmt: skip
     except subprocess.TimeoutExpired as exc:
         raise InternalError(f"no verdict within {DEADLINE_S:.0f} s", remedy="Is the disk that slow? Report it otherwise.") from exc
-    if done.returncode == NoValidCheckpoint.exit_code:
-        raise NoValidCheckpoint("there is no committed checkpoint", value=folder, remedy="Give the store and id of a run that has one.")
-    if done.returncode != 0:
-        raise InternalError(f"the judging process failed: {done.stderr[-500:]}", remedy="Report this as a bug with the lines above.")
-    return json.loads(done.stdout)
+    try:
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        answer = None
+    if done.returncode == 0 and isinstance(answer, list):
+        return answer
+    if isinstance(answer, dict) and "error" in answer:
+        raise error_from(answer)
+    raise InternalError(f"the judging process failed: {done.stderr[-500:]}", remedy="Report this as a bug with the lines above.")
+
+
+def error_from(told: dict[str, Any]) -> MemError:
+    """The error that the judging process met, as itself."""
+    kind = getattr(errors, told["error"], InternalError)
+    return kind(told["problem"], remedy=told["remedy"], field=told["field"], value=told["value"], bound=told["bound"])

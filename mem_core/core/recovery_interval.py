@@ -28,15 +28,6 @@ def best_interval_s(save_stall_s: float, mean_time_between_faults_s: float) -> f
     return math.sqrt(2.0 * save_stall_s * mean_time_between_faults_s) * (1.0 + math.sqrt(ratio) / 3.0 + ratio / 9.0) - save_stall_s
 
 
-def best_segment_steps(step_s: float, save_stall_s: float, mean_time_between_faults_s: float, max_steps: int) -> int:
-    """The same in steps, at least 1 and at most the run.
-
-    Each segment also costs the flow some hundredths of a second; `save_stall_s` should include what was measured of that.
-    """
-    steps = best_interval_s(save_stall_s, mean_time_between_faults_s) / max(step_s, 1e-9)
-    return max(1, min(max_steps, round(steps)))
-
-
 def expected_goodput(interval_s: float, save_stall_s: float, mean_time_between_faults_s: float, recovery_s: float) -> float:
     """Fraction of the wall time that moves training forward, to first order: saving, half an interval lost per fault, recovering."""
     saving = save_stall_s / (interval_s + save_stall_s)

@@ -1,8 +1,9 @@
 """Goodput under one real fault every 120 s: `python tests/benchmarks/goodput.py [--minutes 20] [--every-s 120] [--seed 1]`.
 
 A short run first measures the step, for the number of steps that fill the time. The segment length is MEM's own choice
-(`checkpoint.every_s: auto`, from what the run itself measures: cost of a save, fault rate). Prints one JSON object and never passes or fails on a figure. Goodput is productive seconds ÷ wall seconds, from the run's own ledger,
-the start included; `after_start` leaves the first start out.
+(`checkpoint.every_s: auto`, from what the run itself measures: cost of a save, fault rate). Prints one JSON object and never
+passes or fails on a figure. Goodput is productive seconds ÷ wall seconds, from the run's own ledger, the start included;
+`after_start` leaves the first start out.
 """
 
 import argparse

@@ -9,7 +9,6 @@ from mem_core.core.recovery_interval import (
     PRIOR_FAULT_FREE_S,
     RunPace,
     best_interval_s,
-    best_segment_steps,
     expected_goodput,
 )
 from mem_core.domain.events import AttemptStarted, FaultMet, RunEnded, SegmentEnded, SegmentStarted, TimeSpent
@@ -27,13 +26,10 @@ def test_the_interval_is_within_a_hair_of_the_best_goodput(save: float, faults: 
 def test_known_values() -> None:
     """A save of 20 ms and a fault every 120 s: about two seconds of work per segment."""
     assert best_interval_s(0.02, 120.0) == pytest.approx(2.18, abs=0.02)
-    assert best_segment_steps(0.0125, 0.02, 120.0, 1_000_000) == pytest.approx(174, abs=3)
 
 
 def test_bounds() -> None:
-    """Never no step, never more than the run, and a save that costs more than faults are apart is not divided by."""
-    assert best_segment_steps(100.0, 0.001, 60.0, 50) == 1
-    assert best_segment_steps(0.001, 5.0, 1e6, 50) == 50
+    """A save that costs more than faults are apart is not divided by."""
     assert best_interval_s(1_000.0, 100.0) == 100.0
 
 
