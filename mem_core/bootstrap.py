@@ -46,6 +46,7 @@ from mem_core.runtime.session.replay_service import ReplayService
 from mem_core.runtime.session.reshard_service import ReshardService, reshard_run
 from mem_core.runtime.session.run_session import RunSession, folded_limits, policy_engine
 from mem_core.runtime.session.segment_service import SegmentService, StopFlag
+from mem_core.runtime.session.skip_list import SkipList
 from mem_core.runtime.session.validator_process import ValidatorProcess
 from mem_core.runtime.worker.protocol import WorkerSpec
 from mem_core.runtime.worker_group.processes import ForkServer
@@ -258,7 +259,9 @@ def _wire(draft: RunDraft, record: RunRecord) -> RunSession:
     if record != state.record():
         environ = child_environment(draft.settings, device="cpu")
         live = state.folder / "live" / f"{os.getpid()}-reshard"
-        reshard_run(ReshardService(manager, server, spec, live, environ, state.emit, key, draft.on_converted), state, record, on_valid)
+        skips = SkipList(spec, state).batches
+        service = ReshardService(manager, server, spec, live, environ, state.emit, key, draft.on_converted, skips)
+        reshard_run(service, state, record, on_valid)
     failures, highest_step, pace = folded_limits(state)
     segments = SegmentService(
         server=server,
@@ -276,7 +279,10 @@ def _wire(draft: RunDraft, record: RunRecord) -> RunSession:
         pace=pace,
     )
     advice = AdviceService(request, environment, state, _known(draft.policy), record.default_plan, draft.planner, state.folder / "metrics")
-    validator.replay = ReplayService(server, segments.spec, state.folder / "live" / f"{os.getpid()}-replay", segments.replay_evidence)
+    live = state.folder / "live" / f"{os.getpid()}-replay"
+    validator.replay = ReplayService(
+        server, segments.spec, live, segments.replay_evidence, lambda: segments.skips.batches, lambda: segments.failed_batches
+    )  # fmt: skip
     return RunSession(
         request=request, environment=environment, state=state, server=server, segments=segments, checkpoints=checkpoints,
         validator=validator, remote=draft.remote, advice=advice,

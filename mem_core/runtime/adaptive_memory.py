@@ -163,8 +163,7 @@ class AdaptiveMemory:
         if decision.plan is not None:
             self._pending = decision
             return
-        self.note(f"memory: {decision.reason}")
-        print_memory_summary(self._spec.device)
+        self.note(f"memory: {decision.reason}; {memory_summary(self._spec.device)}")
         if decision.action == "replace":
             self.replace_reason = decision.reason
 
@@ -237,13 +236,15 @@ def release_free_memory(device: str) -> None:
         trim(0)
 
 
-def print_memory_summary(device: str) -> None:
-    """Evidence into the rank's log: the allocator's own summary, or what the kernel says of this process."""
+def memory_summary(device: str) -> str:
+    """Evidence on one line: the allocator's own counts, or what the kernel says of this process."""
     if device == "cuda":
         import torch
 
-        print(torch.cuda.memory_summary(abbreviated=True), flush=True)
-        return
+        stats = torch.cuda.memory_stats()
+        names = ("allocated_bytes.all", "active_bytes.all", "reserved_bytes.all", "inactive_split_bytes.all")
+        counts = [f"{name.split('_')[0]} {stats[f'{name}.current']} (peak {stats[f'{name}.peak']})" for name in names]
+        return f"allocator: {', '.join(counts)}, retries {stats['num_alloc_retries']}, failures {stats['num_ooms']}"
     with open("/proc/self/status", encoding="ascii") as file:
-        lines = [line.strip() for line in file if line.startswith(("Vm", "Rss", "Threads"))]
-    print("memory summary:", "; ".join(lines), f"python objects {len(gc.get_objects())}", flush=True)
+        lines = [" ".join(line.split()) for line in file if line.startswith(("Vm", "Rss", "Threads"))]
+    return f"process: {', '.join(lines)}, python objects {len(gc.get_objects())}"

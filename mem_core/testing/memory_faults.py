@@ -1,5 +1,6 @@
 """Out-of-memory on demand inside a rank: callables for `WorkerSpec.on_built`, made with `functools.partial`, so that they pickle."""
 
+import errno
 import os
 import resource
 import signal
@@ -80,8 +81,8 @@ class OomInjector:
         return False
 
 
-def fired(folder: Path, number: int) -> int:
-    """How often the plan of this number has fired."""
+def fired(folder: Path, number: int | str) -> int:
+    """How often the plan of this number, or the port that writes to a file of this name, has fired."""
     path = folder / str(number)
     return path.stat().st_size if path.exists() else 0
 
@@ -137,3 +138,89 @@ def kill_rank(runner: Any, batch_index: int, marker: Path) -> None:
         return forward(**inputs)
 
     runner.engine.forward = dying_forward
+
+
+def once(marker: Path) -> bool:
+    """True at the first call over all processes that share the file."""
+    try:
+        marker.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def leak(runner: Any, bytes_per_step: int, headroom_bytes: int, marker: Path) -> None:
+    """Under a real RLIMIT_AS, the first rank that comes here keeps some memory of every step; its successors do not."""
+    limit_address_space(runner, headroom_bytes)
+    if not once(marker):
+        return
+    step, kept = runner.engine.step, []
+
+    def leaking_step() -> bool:
+        kept.append(bytearray(bytes_per_step))
+        return step()
+
+    runner.engine.step = leaking_step
+
+
+def fail_fork(runner: Any, folder: Path) -> None:
+    """This rank cannot be forked, as under strict overcommit when memory is short. Each try is a line in `<folder>/forks`."""
+
+    def fork() -> int:
+        with (folder / "forks").open("ab") as file:
+            file.write(b".")
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    os.fork = fork
+
+
+def fail_evaluation(runner: Any, rows_that_fit: int, folder: Path) -> None:
+    """Passes of an evaluation with more rows do not fit. Each failure is a line in `<folder>/failures`."""
+    forward = runner.engine.forward
+
+    def small_forward(**inputs: Any) -> Any:
+        if not runner.engine.raw.module.training and inputs["input_ids"].shape[0] > rows_that_fit:
+            with (folder / "failures").open("ab") as file:
+                file.write(b".")
+            raise RuntimeError(ALLOCATOR_WORDS)
+        return forward(**inputs)
+
+    runner.engine.forward = small_forward
+
+
+def fail_one_save(runner: Any, marker: Path) -> None:
+    """The first process that writes a snapshot runs out of memory over it: the forked writer, not the rank."""
+    import torch
+
+    save = torch.save
+
+    def failing_save(*arguments: Any, **options: Any) -> None:
+        if once(marker):
+            raise RuntimeError(ALLOCATOR_WORDS)
+        save(*arguments, **options)
+
+    torch.save = failing_save  # type: ignore[assignment]
+
+
+class FailingLoad:
+    """A port that acts where it is unpickled: in a rank before its engine is built. The first loads run out of memory."""
+
+    def __init__(self, folder: Path, times: int, kill_at_batch: int) -> None:
+        self._folder, self._times, self._kill_at_batch = folder, times, kill_at_batch
+
+    def __call__(self, runner: Any) -> None:
+        """Once the engine is built: end the rank at a batch, once, so that there is something to load."""
+        kill_rank(runner, self._kill_at_batch, self._folder / "killed")
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        from mem_core.runtime.deepspeed.engine import Engine
+
+        load = Engine.load
+
+        def failing_load(engine: Any, *arguments: Any) -> None:
+            if any(once(self._folder / f"load-{number}") for number in range(self._times)):
+                raise RuntimeError(ALLOCATOR_WORDS)
+            load(engine, *arguments)
+
+        Engine.load = failing_load  # type: ignore[method-assign]

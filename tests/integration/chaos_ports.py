@@ -12,13 +12,14 @@ from typing import Any
 class Poison:
     """Batch `batch_index` fails each time it is done, or `times` times: "nan", "error", "kill" (SIGKILL) or "spike" (loss x 50).
 
-    `counter` is a file that counts the failures over processes.
+    `counter` is a file that counts the failures over processes. `delay_s` passes before each, for what goes on beside the rank.
     """
 
     batch_index: int
     how: str
     counter: str
     times: int = 1_000
+    delay_s: float = 0.0
 
     def __call__(self, runner: Any) -> None:
         """Stand in front of the engine's forward."""
@@ -28,6 +29,7 @@ class Poison:
             logits = forward(**inputs)
             if runner.position.batch_index != self.batch_index or self.failed() >= self.times:
                 return logits
+            time.sleep(self.delay_s)
             with Path(self.counter).open("a") as file:
                 file.write("x")
             if self.how == "error":

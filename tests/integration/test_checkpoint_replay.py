@@ -11,7 +11,7 @@ from mem_core.domain.events import CheckpointJudged
 from mem_core.domain.plan import Hyperparams
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
-from mem_core.runtime.session.replay_service import ReplayService, compare
+from mem_core.runtime.session.replay_service import ReplayService, batch_after, compare
 from mem_core.runtime.session.run_session import RunSession
 from mem_core.runtime.worker.protocol import ReplayEvidence
 
@@ -32,6 +32,13 @@ def test_comparison_names_step_and_values() -> None:
     assert compare(record((3.0, 2.0)), record((3.0, 2.5)), exact=False) != ()
     assert compare(record((3.0,)), record((3.0, 2.0)), exact=True) != ()
     assert compare(None, record((3.0, float("nan"))), exact=True) == ("loss nan is not finite",)
+
+
+def test_batches_that_are_left_out_do_not_count() -> None:
+    """Two steps from batch 10 on end before batch 12, or later by as many as are left out on the way."""
+    assert batch_after(10, 2, ()) == 12
+    assert batch_after(10, 2, (10, 3, 12)) == 14
+    assert batch_after(10, 2, (10, 11)) == 14
 
 
 @pytest.mark.integration

@@ -11,7 +11,7 @@ from chaos_ports import Poison, Slow
 
 from mem_core.core.state_manager import read_journal
 from mem_core.domain.errors import Interrupted, NoProgress
-from mem_core.domain.events import BatchSkipped, Noted, PolicyDecided
+from mem_core.domain.events import BatchSkipped, CheckpointJudged, Noted, PolicyDecided
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 
@@ -25,9 +25,13 @@ BATCH = 14
 def poisoned(drive: Drive, nano: Nano, tmp_path: Path) -> Callable[..., RunResult]:
     """Drive a run whose batch 14 goes wrong."""
 
-    def run(how: str, run_id: str = "poisoned", times: int = 1_000, steps: dict[str, int] = STEPS, **resilience: Any) -> RunResult:
-        poison = Poison(BATCH, how, str(tmp_path / f"{run_id}.count"), times)
-        return drive_with(drive, nano(run_id, training=steps, resilience=resilience), poison)
+    def run(
+        how: str, run_id: str = "poisoned", times: int = 1_000, steps: dict[str, int] = STEPS, *, batch: int = BATCH,
+        validation: str = "integrity", delay_s: float = 0.0, **resilience: Any,
+    ) -> RunResult:  # fmt: skip
+        poison = Poison(batch, how, str(tmp_path / f"{run_id}.count"), times, delay_s)
+        request = nano(run_id, training=steps, resilience=resilience, checkpoint={"validation": validation})
+        return drive_with(drive, request, poison)
 
     return run
 
@@ -60,6 +64,19 @@ def test_a_poisoned_batch_is_left_out_where_allowed_and_resume_is_exact(poisoned
     resumed = poisoned("error", "cut", steps={**STEPS, "schedule_steps": 40}, on_poisoned_batch="skip")
     assert (resumed.applied_steps, resumed.skipped_steps) == (40, 1)
     assert (resumed.weights_digest, resumed.trajectory_digest) == (whole.weights_digest, whole.trajectory_digest)
+
+
+@pytest.mark.parametrize("how", ["error", "nan"])
+def test_a_poisoned_batch_right_after_a_checkpoint_does_not_condemn_it(
+    poisoned: Callable[..., RunResult], tmp_path: Path, how: str
+) -> None:
+    """Replay meets the same batch in its fresh processes, before and after it is left out: every checkpoint stays good."""
+    result = poisoned(how, "replayed", batch=10, validation="replay", delay_s=2, on_poisoned_batch="skip", on_non_finite="skip")
+    assert (result.status, result.applied_steps, result.skipped_steps) == ("completed", 40, 1)
+    verdicts = [
+        (event.verdict.step, event.verdict.level, event.verdict.valid) for event in events_of(tmp_path, "replayed", CheckpointJudged)
+    ]
+    assert verdicts == [(step, "replay", True) for step in (10, 20, 30, 40)]
 
 
 def test_numbers_that_are_not_finite_once_cost_nothing(
@@ -101,7 +118,8 @@ def drive_with(drive: Drive, request: RuntimeRequest, port: Any) -> RunResult:
     """Drive with a port inside the ranks."""
 
     def compose(draft: Any) -> None:
-        draft.session.segments.spec = replace(draft.session.segments.spec, on_built=port)
+        session = draft.session
+        session.segments.spec = session.validator.replay.spec = replace(session.segments.spec, on_built=port)
 
     return drive(request, prepared=compose)
 

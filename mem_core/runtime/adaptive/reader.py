@@ -9,7 +9,6 @@ import time
 from typing import Protocol
 
 from mem_core.core.memory_start import Limit
-from mem_core.infrastructure.cgroups import memory_cgroup_folders
 from mem_core.infrastructure.memory_probe import ProcessMeter, take_snapshot
 from mem_core.infrastructure.memory_probe_cuda import CudaProbe
 from mem_core.runtime.worker.memory_board import RankReading
@@ -39,7 +38,6 @@ class HostReader:
         self._shared: dict[str, int] = {}
         self._own: dict[str, int] = {}
         self._refreshed_s = 0.0
-        self._folders = memory_cgroup_folders(self._pid)
 
     def read(self) -> RankReading:
         peak = self._meter.peak_resident_bytes()
@@ -59,7 +57,7 @@ class HostReader:
         return shared + [Limit(name, mapped, mapped_peak, limit) for name, limit in self._own.items()]
 
     def _refresh(self, ranks: list[RankReading], used: int) -> None:
-        snapshot = take_snapshot([self._pid], folders=self._folders)
+        snapshot = take_snapshot([self._pid])  # its control groups are found anew each time: a process may be moved into one
         self._shared = {"MemAvailable": used + snapshot.available_bytes}
         self._shared |= {level.name: used + level.headroom_bytes for level in snapshot.cgroups if level.headroom_bytes is not None}
         if self._budget_bytes is not None:

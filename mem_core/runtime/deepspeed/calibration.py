@@ -37,10 +37,15 @@ def sizes_to_try(longest: int, typical: int, most_rows: int) -> list[MicroBatch]
 
 
 def measure_forked(module: Callable[[], Any], sizes: list[MicroBatch], free_bytes: float, *, recompute: bool) -> list[PeakSample]:
-    """Measure in a forked child; `module()` gives the model there. What the child could not do is missing from the result."""
+    """Measure in a forked child; `module()` gives the model there. What it could not do is missing from the result."""
     read_fd, write_fd = os.pipe()
     parent_pid = os.getpid()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:  # no memory or no process left for it: then nothing is known
+        os.close(read_fd)
+        os.close(write_fd)
+        return []
     if pid == 0:
         os.close(read_fd)
         _child_main(parent_pid, write_fd, module, sizes, free_bytes, recompute)

@@ -79,10 +79,15 @@ class Snapshot:
         self._thread: threading.Thread | None = None
 
     def write_forked(self) -> None:
-        """Fork; the child writes and reports through a pipe, a thread of the parent waits for it."""
+        """Fork; the child writes and reports through a pipe, a thread of the parent waits for it. Raises OSError: no room for it."""
         read_fd, write_fd = os.pipe()
         parent_pid = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(read_fd)
+            os.close(write_fd)
+            raise
         if pid == 0:
             _child_main(parent_pid, write_fd, self)
         os.close(write_fd)

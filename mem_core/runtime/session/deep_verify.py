@@ -12,10 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from mem_core.core.reshard import shape_of, with_shape
-from mem_core.core.state_manager import RunRecord
+from mem_core.core.state_manager import RunRecord, read_journal
 from mem_core.domain.checkpoint import CheckpointManifest, TrainingPosition
 from mem_core.domain.errors import DataError, RequestError
+from mem_core.domain.events import BatchSkipped, SegmentEnded
 from mem_core.domain.plan import Hyperparams
+from mem_core.domain.segment import SegmentCompleted, SegmentInterrupted
 from mem_core.infrastructure.settings import Settings, child_environment
 from mem_core.infrastructure.storage.disk import OsDisk
 from mem_core.infrastructure.telemetry.metrics import Columns, read_metrics
@@ -23,7 +25,7 @@ from mem_core.infrastructure.telemetry.progress import NoProgress
 from mem_core.runtime.checkpoint_manager.catalog import Catalog
 from mem_core.runtime.models.facts import describe_model
 from mem_core.runtime.session.prepare_service import prepare_tokens
-from mem_core.runtime.session.replay_service import UNRECORDED_STEPS, ReplayService
+from mem_core.runtime.session.replay_service import UNRECORDED_STEPS, ReplayService, batch_after
 from mem_core.runtime.worker.protocol import ReplayEvidence, WorkerSpec
 from mem_core.runtime.worker_group.processes import ForkServer
 
@@ -45,6 +47,7 @@ def stepping(folder: Path, settings: Settings, say: Callable[[str], None], serve
     spec = spec_of(record, settings)
     columns = read_metrics(folder / "metrics")
     newest = newest_position(folder, settings)
+    skips, failed = left_out(folder), failed_batches(folder)
     with tempfile.TemporaryDirectory(prefix="mem-verify-") as temporary:
         logs = Path(temporary) / "logs"
         environ = child_environment(settings, device=spec.device, threads_per_rank=record.threads_per_rank)
@@ -55,11 +58,12 @@ def stepping(folder: Path, settings: Settings, say: Callable[[str], None], serve
         def step(path: Path, manifest: CheckpointManifest) -> tuple[str, ...]:
             tries[0] += 1
             same_shape = (manifest.num_ranks, manifest.zero_stage) == shape_of(record.request)
-            evidence = recorded_steps(columns, newest, manifest) if same_shape else None
+            evidence = recorded_steps(columns, newest, manifest, skips) if same_shape else None
             say(f"step {manifest.step:>9,}  restoring; {len(evidence.losses) if evidence else 'no'} recorded steps to compare with")
             position = manifest.position.model_copy(update={"memory_plan_changes": newest.memory_plan_changes}) if evidence else None
             shaped = replace(spec, request=with_shape(spec.request, manifest.num_ranks, manifest.zero_stage), num_ranks=manifest.num_ranks)
-            replay = ReplayService(used, shaped, Path(temporary) / f"live-{tries[0]}", lambda number, deadline_s: evidence)
+            live = Path(temporary) / f"live-{tries[0]}"
+            replay = ReplayService(used, shaped, live, lambda number, deadline_s: evidence, lambda: skips, lambda: failed)
             return replay(path, manifest.model_copy(update={"position": position}) if position else manifest)
 
         try:
@@ -96,13 +100,30 @@ def newest_position(folder: Path, settings: Settings) -> TrainingPosition:
     return own[max(own)][0].position if own else TrainingPosition(applied_steps=0, batch_index=0)
 
 
-def recorded_steps(columns: Columns, newest: TrainingPosition, manifest: CheckpointManifest) -> ReplayEvidence | None:
+def left_out(folder: Path) -> tuple[int, ...]:
+    """Batches that the run leaves out for good, from its journal."""
+    found = {line.event.batch_index for line in read_journal(folder / "journal") if isinstance(line.event, BatchSkipped)}
+    return tuple(sorted(found))
+
+
+def failed_batches(folder: Path) -> frozenset[int]:
+    """Batches at which the run itself ever failed, from its journal."""
+    outcomes = (line.event.outcome for line in read_journal(folder / "journal") if isinstance(line.event, SegmentEnded))
+    found = (outcome.evidence.batch_index for outcome in outcomes if not isinstance(outcome, SegmentCompleted | SegmentInterrupted))
+    return frozenset(index for index in found if index is not None)
+
+
+def recorded_steps(
+    columns: Columns, newest: TrainingPosition, manifest: CheckpointManifest, skips: tuple[int, ...] = ()
+) -> ReplayEvidence | None:
     """The first steps that the run did after this checkpoint and committed; None where there are none."""
     first = manifest.position.batch_index
     if newest.batch_index <= first:
         return None
-    rows = [int(row) for row in range(len(columns["batch_index"])) if first <= columns["batch_index"][row] < first + UNRECORDED_STEPS]
-    if [int(columns["batch_index"][row]) for row in rows] != list(range(first, first + len(rows))) or not rows:
+    after = batch_after(first, UNRECORDED_STEPS, skips)
+    rows = [int(row) for row in range(len(columns["batch_index"])) if first <= columns["batch_index"][row] < after]
+    expected = [index for index in range(first, after) if index not in skips]
+    if [int(columns["batch_index"][row]) for row in rows] != expected[: len(rows)] or not rows:
         return None
     norms = [float(columns["grad_norm"][row]) for row in rows]
     return ReplayEvidence(

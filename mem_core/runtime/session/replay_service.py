@@ -26,13 +26,16 @@ class ReplayService:
     """`Replay` for the validator: (folder, manifest) -> reasons, empty if it came out the same.
 
     `evidence_of(step)` gives what the live run did next; None where it never did (it died before), and then the restored state
-    must at least make finite steps.
+    must at least make finite steps. `skips()`: batches that the run leaves out for good; the redone steps leave them out too.
+    A batch among `failed_batches()` failed in the live run as well: that it fails again says nothing against the checkpoint.
     """
 
     server: ForkServer
     spec: WorkerSpec
     live_folder: Path
     evidence_of: Callable[[int, float], ReplayEvidence | None]
+    skips: Callable[[], tuple[int, ...]] = tuple
+    failed_batches: Callable[[], frozenset[int]] = frozenset
     _tries: int = 0
 
     def __call__(self, folder: Path, manifest: CheckpointManifest) -> tuple[str, ...]:
@@ -42,8 +45,12 @@ class ReplayService:
         num_steps = len(evidence.losses) if evidence is not None else UNRECORDED_STEPS
         hyperparams = evidence.hyperparams if evidence is not None else None
         try:
-            redone = take_steps(self.server, self.spec, self.live_folder, self._tries, folder, manifest.position, num_steps, hyperparams)
+            redone = take_steps(
+                self.server, self.spec, self.live_folder, self._tries, folder, manifest.position, num_steps, hyperparams, self.skips()
+            )  # fmt: skip
         except GroupFailed as exc:
+            if evidence is None and exc.failure.evidence.batch_index in self.failed_batches():
+                return ()
             return (f"could not be restored and stepped in fresh processes: {describe_failure(exc.failure)}",)
         return compare(evidence, redone, exact=self.spec.device == "cpu")
 
@@ -57,6 +64,7 @@ def take_steps(
     position: TrainingPosition,
     num_steps: int,
     hyperparams: Hyperparams | None = None,
+    skip_batches: tuple[int, ...] = (),
 ) -> ReplayEvidence:
     """Restore a checkpoint folder in fresh processes of `spec`'s shape and take 1 or 2 steps; nothing is saved, the processes are gone.
 
@@ -66,8 +74,9 @@ def take_steps(
     step = position.applied_steps
     group = WorkerGroup(server, spec, live_folder, try_number, spec.request.resilience.hang_factor)
     try:
-        group.restore(str(folder), position, position.batch_index + num_steps)
-        order = Train(step + num_steps, hyperparams or position.hyperparams, staging=None, replay_of=step)
+        last = batch_after(position.batch_index, num_steps, skip_batches)
+        group.restore(str(folder), position, last)
+        order = Train(step + num_steps, hyperparams or position.hyperparams, staging=None, skip_batches=skip_batches, replay_of=step)
         group.train(order, lambda beats: None, lambda: False)
         redone = group.wait_evidence(step, 1.0)
     finally:
@@ -75,6 +84,15 @@ def take_steps(
     if redone is None:
         raise GroupFailed(WorkerLost(cause="the fresh processes reported no steps", evidence=Evidence()))
     return redone
+
+
+def batch_after(first: int, num_steps: int, skip_batches: tuple[int, ...]) -> int:
+    """Index after the last of `num_steps` batches from `first` on, those left out not counted."""
+    left_out, index, done = frozenset(skip_batches), first, 0
+    while done < num_steps:
+        done += index not in left_out
+        index += 1
+    return index
 
 
 def compare(recorded: ReplayEvidence | None, redone: ReplayEvidence, *, exact: bool) -> tuple[str, ...]:

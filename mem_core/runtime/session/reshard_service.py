@@ -44,6 +44,7 @@ class ReshardService:
     emit: Callable[[Event], object]
     key: bytes | None = None
     on_converted: Callable[[Path], None] = lambda folder: None
+    skip_batches: tuple[int, ...] = ()
     _tries: int = field(default=0)
 
     def run(self) -> CheckpointManifest | None:
@@ -132,7 +133,9 @@ class ReshardService:
     def _steps(self, spec: WorkerSpec, folder: Path, manifest: CheckpointManifest) -> ReplayEvidence:
         self._tries += 1
         try:
-            return take_steps(self.server, spec, self.live_folder, self._tries, folder, manifest.position, UNRECORDED_STEPS)
+            return take_steps(
+                self.server, spec, self.live_folder, self._tries, folder, manifest.position, UNRECORDED_STEPS, None, self.skip_batches
+            )  # fmt: skip
         except GroupFailed as exc:
             shape = describe_shape(spec.num_ranks, spec.request.parallel.zero_stage)
             raise self._unproven(manifest, f"no two steps could be taken with {shape}: {describe_failure(exc.failure)}") from exc

@@ -53,6 +53,7 @@ class SegmentService:
     reached_batch: int = 0
     times: PhaseTimes = field(default_factory=PhaseTimes)
     pace: RunPace = field(default_factory=RunPace)
+    failed_batches: frozenset[int] = frozenset()
     _memory: MemoryService | None = None
     _skips: SkipList | None = None
     _group: WorkerGroup | None = None
@@ -263,6 +264,8 @@ class SegmentService:
         self.ledger.move("productive", "redone", 1e12)  # what the lost try did is done again
         self.ledger.enter("restart")
         self._fault = (failure.kind, time.monotonic())
+        if failure.evidence.batch_index is not None:
+            self.failed_batches |= {failure.evidence.batch_index}
         self.restarts += 1
         self.lose_engine()
         self.validated_step = self._proven_step() or None
