@@ -128,7 +128,7 @@ def _after_failure(progress: Progress, failure: SegmentFailure, limits: Limits) 
                 remedy="Set memory.mode: adaptive, a smaller memory.micro_batch_size, or a smaller data.sequence_length.",
             )
         )
-    if isinstance(failure, OutOfMemory) and not progress.can_shrink and tries > 1:
+    if isinstance(failure, OutOfMemory) and not progress.can_shrink and tries > 1 and progress.same_batch_failures > 1:
         return GiveUp(MemoryExhausted(f"{text}, and no smaller plan is left", remedy="See the doctor's estimate for what would fit."))
     if isinstance(failure, NonFinite) and limits.on_non_finite == "fail":
         return GiveUp(_poisoned(progress, failure, text, "resilience.on_non_finite is fail"))

@@ -122,8 +122,13 @@ def test_fixed_memory_fails_at_the_first_oom() -> None:
 def test_no_rung_left_is_exhausted_at_the_second_oom() -> None:
     """The first may have been somebody else's memory."""
     assert isinstance(next_action(progress(can_shrink=False), FAILURES[5], LIMITS), Retry)
-    again = next_action(progress(can_shrink=False, failures_without_progress=2), FAILURES[5], LIMITS)
+    again = next_action(progress(can_shrink=False, failures_without_progress=2, same_batch_failures=2), FAILURES[5], LIMITS)
     assert isinstance(error_of(again), MemoryExhausted)
+
+
+def test_an_oom_after_another_kind_of_failure_is_tried_again() -> None:
+    """A worker was lost, and the load that follows does not fit: its own first time."""
+    assert isinstance(next_action(progress(can_shrink=False, failures_without_progress=2), FAILURES[5], LIMITS), Retry)
 
 
 # -- a poisoned batch ---------------------------------------------------------------------------------------------------------
