@@ -25,6 +25,7 @@ UNREDUCED_STAGES = (0, 1)  # here backward only accumulates, so gradients may be
 NEAR_SHARE = 0.8  # of the low watermark: from there on every step is read
 FAR_STEPS = 16
 FRAGMENTED_SHARE = 0.2
+ADDRESS_SPACE = ("RLIMIT_AS", "RLIMIT_DATA")
 
 
 class AdaptiveMemory:
@@ -139,6 +140,11 @@ class AdaptiveMemory:
     def peak_and_limit(self) -> tuple[int, int]:
         """(peak, limit) in bytes of the tightest limit at the last reading: evidence for a failure."""
         return self._limit.peak_bytes, self._limit.limit_bytes
+
+    def room_for_a_writer(self) -> int:
+        """Bytes of resident memory that one more process of this rank may take. Address space is each process's own."""
+        limits = [limit for limit in self.reader.limits(self._readings()) if limit.name not in ADDRESS_SPACE]
+        return min(((limit.limit_bytes - limit.used_bytes) // limit.shares for limit in limits), default=2**62)
 
     def _readings(self) -> list[RankReading]:
         return [self._last] if self._spec.num_ranks == 1 else self._board.readings()

@@ -21,7 +21,7 @@ from mem_core.core.memory_ladder import MicroBatch
 from mem_core.core.memory_model import PeakSample, fit_line
 from mem_core.infrastructure.memory_probe import ProcessMeter
 from mem_core.runtime.deepspeed.passes import summed_loss
-from mem_core.runtime.worker_group.fork_server import die_with_parent
+from mem_core.runtime.worker_group.fork_server import die_with_parent, first_to_be_killed
 
 LIMIT_S = 10.0
 SHORTEST = 16
@@ -141,7 +141,7 @@ def _child_main(
     """The forked child: one thread, no collectives, first in line for the OOM killer; leaves without the parent's exit handlers."""
     try:
         die_with_parent(parent_pid)
-        Path("/proc/self/oom_score_adj").write_text("1000")
+        first_to_be_killed()
         torch.set_num_threads(1)  # the parent's thread pool does not exist in this process
         model = module()
         _switch(model, recompute)

@@ -311,7 +311,7 @@ class DeepSpeedRunner:
             snapshot.write_threaded()
             return
         try:
-            snapshot.write_forked()
+            snapshot.write_forked(self.memory.room_for_a_writer())
         except OSError as exc:
             if memory_kind(exc) is None:
                 raise

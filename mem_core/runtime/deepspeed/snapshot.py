@@ -5,6 +5,7 @@ DeepSpeed's own `save_checkpoint` builds the state and hands each file to a chec
 on. On CUDA a process cannot be forked after the device is in use, so the state is copied to host memory and written by a thread.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -20,7 +21,9 @@ from deepspeed.runtime.checkpoint_engine import CheckpointCommitInfo
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
 from mem_core.runtime.worker.protocol import Saved
-from mem_core.runtime.worker_group.fork_server import die_with_parent
+from mem_core.runtime.worker_group.fork_server import die_with_parent, first_to_be_killed
+
+WRITER_COPIES = 2
 
 
 class CollectingCheckpointEngine(CheckpointEngine):
@@ -78,8 +81,17 @@ class Snapshot:
         self._started_s = time.monotonic()
         self._thread: threading.Thread | None = None
 
-    def write_forked(self) -> None:
-        """Fork; the child writes and reports through a pipe, a thread of the parent waits for it. Raises OSError: no room for it."""
+    def write_forked(self, room_bytes: int) -> None:
+        """Fork; the child writes and reports through a pipe, a thread of the parent waits for it.
+
+        `room_bytes` of resident memory are left. The child clones what lies in larger buffers, and each page that training writes
+        meanwhile is copied: twice the state at most, which a control group counts though no process seems to grow.
+
+        Raises:
+            OSError: ENOMEM, no room for it.
+        """
+        if WRITER_COPIES * _state_bytes(self._files) > room_bytes:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         read_fd, write_fd = os.pipe()
         parent_pid = os.getpid()
         try:
@@ -148,6 +160,7 @@ def _child_main(parent_pid: int, write_fd: int, snapshot: Snapshot) -> None:
         die_with_parent(parent_pid)
         torch.set_num_threads(1)  # the parent's thread pool does not exist in this process
         os.nice(5)  # the next segment trains meanwhile
+        first_to_be_killed()  # a lost save costs less than a lost rank
         fields = snapshot.write_files()
         code = 0
     except OSError as exc:
@@ -175,6 +188,14 @@ def _compact(value: Any, clones: dict[tuple[Any, ...], torch.Tensor]) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_compact(item, clones) for item in value)
     return value
+
+
+def _state_bytes(value: Any) -> int:
+    """Bytes of all tensors in nested state."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return sum(_state_bytes(item) for item in items)
 
 
 def _to_host(value: Any) -> Any:
