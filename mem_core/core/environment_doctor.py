@@ -87,6 +87,7 @@ class EnvironmentDoctor:
             micro_batch_rows=rows,
             max_build_jobs=doctor_compute.max_build_jobs(observations.num_cores, host, observations.pids_left),
             stale_locks=tuple(lock.path for lock in observations.build.locks if lock.stale),
+            model=model,
         )
 
 

@@ -48,6 +48,7 @@ class EnvironmentReport(Value):
     micro_batch_rows: int = Field(default=1, description="Rows per forward pass and rank that the memory estimate was made for.")
     max_build_jobs: int = Field(default=1, description="Compilers that may run at the same time (MAX_JOBS).")
     stale_locks: tuple[str, ...] = Field(default=(), description="Op-build lock files that the prepare step removes.")
+    model: "ModelNumbers | None" = Field(default=None, description="The model's sizes, as the doctor read them; None where it could not.")
 
     @property
     def failures(self) -> tuple[Finding, ...]:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.integration
 Drive = Callable[..., RunResult]
 STEPS, LENGTH = 16, 1_024
 MIB = 2**20
-SNAPSHOT_HEADROOM = 600 * MIB
+SNAPSHOT_HEADROOM = 500 * MIB
 GROUPS = Path("/sys/fs/cgroup/memory")
 
 
@@ -191,12 +191,12 @@ def test_kills_by_the_kernel_are_bounded(drive: Drive, documents: Path, tmp_path
 
 
 def small_model(store: Path, run_id: str) -> RuntimeRequest:
-    """Four short segments of llama-small, whose state is hundreds of MiB."""
+    """Two short segments of llama-small, whose state is 395 MiB; a step alone needs 440 MiB."""
     return RuntimeRequest.model_validate(
         {
             "run_id": run_id, "store": str(store), "device": "cpu", "model": {"source": "preset:llama-small"},
             "data": {"sequence_length": 32}, "checkpoint": {"keep_last": 1},
-            "training": {"max_steps": 12, "segment_steps": 3, "global_batch_size": 2, "warmup_steps": 2},
+            "training": {"max_steps": 8, "segment_steps": 4, "global_batch_size": 2, "warmup_steps": 2},
         }
     )  # fmt: skip
 
@@ -219,4 +219,4 @@ def test_a_snapshot_that_the_group_has_no_room_for(blind: bool, drive: Drive, tm
     kills = int((group / "memory.oom_control").read_text().split()[-1])
     assert (result.status, result.restarts, result.ooms_fatal) == ("completed", 0, 0)
     assert (kills > 0) == blind
-    assert (result.checkpoints.validated == 4) == (not blind)
+    assert result.checkpoints.validated == (1 if blind else 2)

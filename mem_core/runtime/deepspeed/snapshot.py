@@ -23,8 +23,6 @@ from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngi
 from mem_core.runtime.worker.protocol import Saved
 from mem_core.runtime.worker_group.fork_server import die_with_parent, first_to_be_killed
 
-WRITER_COPIES = 2
-
 
 class CollectingCheckpointEngine(CheckpointEngine):
     """Takes DeepSpeed's files as references and loads only what `weights_only` with an allow-list can load."""
@@ -84,13 +82,13 @@ class Snapshot:
     def write_forked(self, room_bytes: int) -> None:
         """Fork; the child writes and reports through a pipe, a thread of the parent waits for it.
 
-        `room_bytes` of resident memory are left. The child clones what lies in larger buffers, and each page that training writes
-        meanwhile is copied: twice the state at most, which a control group counts though no process seems to grow.
+        `room_bytes` of resident memory are left. Each page that training writes meanwhile is copied, the whole state in the end (a
+        control group counts it though no process seems to grow), and the child clones what lies in larger buffers.
 
         Raises:
             OSError: ENOMEM, no room for it.
         """
-        if WRITER_COPIES * _state_bytes(self._files) > room_bytes:
+        if _writer_bytes(self._files) > room_bytes:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         read_fd, write_fd = os.pipe()
         parent_pid = os.getpid()
@@ -190,12 +188,13 @@ def _compact(value: Any, clones: dict[tuple[Any, ...], torch.Tensor]) -> Any:
     return value
 
 
-def _state_bytes(value: Any) -> int:
-    """Bytes of all tensors in nested state."""
+def _writer_bytes(value: Any) -> int:
+    """Resident memory that a forked writer of nested state leads to: copies of its pages, and clones of what `_compact` clones."""
     if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
+        size = value.numel() * value.element_size()
+        return size if value.untyped_storage().nbytes() == size else 2 * size
     items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return sum(_state_bytes(item) for item in items)
+    return sum(_writer_bytes(item) for item in items)
 
 
 def _to_host(value: Any) -> Any:

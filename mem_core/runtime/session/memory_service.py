@@ -8,7 +8,7 @@ from mem_core.core.run_fold import fold_state
 from mem_core.core.state_manager import StateManager
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.environment import MemoryBudget
-from mem_core.domain.errors import MemError, MemoryExhausted
+from mem_core.domain.errors import MemoryExhausted
 from mem_core.domain.events import DoctorReported, MemoryPlanChanged, Noted, OomAbsorbed
 from mem_core.domain.plan import MemoryPlan, MemoryPlanChange, plan_at, record_change
 from mem_core.domain.segment import OutOfMemory, SegmentFailure, describe_failure
@@ -32,6 +32,7 @@ class MemoryService:
         self.changes = fold_state(lines).memory_plan_changes
         reports = [line.event.report for line in lines if isinstance(line.event, DoctorReported)]
         self._budgets: tuple[MemoryBudget, ...] = reports[-1].memory if reports else ()
+        self._model = reports[-1].model if reports else None
         self._bounds: PlanBounds | None = None
 
     @property
@@ -84,17 +85,16 @@ class MemoryService:
         return True
 
     def exhausted(self, failure: SegmentFailure, error: MemoryExhausted) -> MemoryExhausted:
-        """The same error with the ways out and their numbers as its remedy."""
-        from mem_core.infrastructure.machine_model import read_model_numbers
+        """The same error with the ways out and their numbers as its remedy.
 
+        The model's sizes are those that the doctor read: a remote model may be out of reach by now.
+        """
+        if self._model is None:
+            return error
         evidence = failure.evidence
         memory = {budget.kind: budget.budget_bytes for budget in self._budgets}
         limit = evidence.limit_bytes or memory.get("device" if self._spec.device == "cuda" else "host", 0)
-        try:
-            model = read_model_numbers(self._spec.request.model.source)
-        except (MemError, OSError):
-            return error
-        remedy = exhausted_remedy(model, self._spec.request, self._spec.dtype, self._spec.device, limit)
+        remedy = exhausted_remedy(self._model, self._spec.request, self._spec.dtype, self._spec.device, limit)
         return MemoryExhausted(error.problem, remedy=remedy)
 
     def _next_plan(self, failure: SegmentFailure) -> MemoryPlan | None:
