@@ -30,7 +30,7 @@ class PlannedOom:
 
 
 class OomInjector:
-    """Wraps the verbs of one rank's engine. Each firing is a line in `<folder>/<number of the plan>`, which outlives the process."""
+    """Wraps the verbs of one rank's engine. Each firing adds a byte, the number of passes, to `<folder>/<number of the plan>`."""
 
     def __init__(self, runner: Any, plans: tuple[PlannedOom, ...], folder: Path) -> None:
         self._runner, self._plans, self._folder = runner, plans, folder
@@ -76,7 +76,7 @@ class OomInjector:
             here = plan.phase == phase and plan.batch_index == self._runner.position.batch_index and plan.rank == self._runner.spec.rank
             if here and (phase == "step" or index == self._pass) and fired(self._folder, number) < plan.times:
                 with (self._folder / str(number)).open("ab") as file:
-                    file.write(b".")
+                    file.write(bytes((min(255, self._num_passes),)))
                 return True
         return False
 
