@@ -16,8 +16,10 @@ from mem_core.runtime.chaos.hostile_planner import LocalPlanner
 from mem_core.runtime.chaos.kinds import FAULT_KINDS, offered_kinds
 from mem_core.runtime.chaos.plan import plan_faults
 from mem_core.runtime.chaos.report import DrillReport, text_report
+from mem_core.runtime.chaos.store_relay import StoreRelay
 
 MAX_RUN_ID = 64
+DISK_FLOOR_BYTES, DISK_CEILING_BYTES = 256 * 2**20, 2 * 2**30
 
 
 def drill(path: str, overrides: list[str], seed: int | None, as_json: bool) -> int:
@@ -39,15 +41,20 @@ def carry_out_drill(request: RuntimeRequest, seed: int | None = None) -> DrillRe
     settings = Settings.from_environment()
     section = request.chaos or ChaosSection()
     section = section if seed is None else section.model_copy(update={"seed": seed})
-    error = error_of(examine_only(request.model_copy(update={"chaos": None}), settings))
+    environment = examine_only(request.model_copy(update={"chaos": None}), settings)
+    error = error_of(environment)
     if error is not None:
         raise error
     root = live_root(request, settings)
     run_id = free_run_id(root, f"{request.run_id}-drill-{section.seed}")
     planner = LocalPlanner() if _may_plan(request, section) else None
+    relay = StoreRelay(settings.s3_endpoint_url or "") if _may_relay(request, section, settings) else None
+    disk_bytes = small_disk_bytes(request, environment.estimates_bytes.get("checkpoint", 0))
     try:
         drilled = _drilled(request, run_id, planner)
-        kinds = chosen_kinds(request, section, settings, planner is not None)
+        kinds = chosen_kinds(
+            request, section, settings, planner=planner is not None, relay=relay is not None, own_disk=disk_bytes is not None
+        )
         return Drill(
             request=drilled,
             twin_id=f"{run_id[: MAX_RUN_ID - 5]}-twin",
@@ -56,15 +63,18 @@ def carry_out_drill(request: RuntimeRequest, seed: int | None = None) -> DrillRe
             seed=section.seed,
             command=lambda file: child_command(file, MAKE_FAULTY),
             twin_command=lambda file: child_command(file, ""),
-            environment=settings.environ,
+            environment={**settings.environ, **({settings.s3_endpoint_source: relay.endpoint} if relay else {})},
             op_folder=settings.torch_extensions_dir,
             kinds_left_out=tuple(kind for kind in FAULT_KINDS if kind not in kinds),
             planner=planner,
+            relay=relay,
+            own_disk_bytes=disk_bytes if "full_disk" in kinds else None,
             say=lambda text: print(f"drill: {text}", file=sys.stderr, flush=True),
         ).run()
     finally:
-        if planner is not None:
-            planner.close()
+        for helper in (planner, relay):
+            if helper is not None:
+                helper.close()
 
 
 def child_command(request_file: Path, on_built: str) -> list[str]:
@@ -82,7 +92,9 @@ def free_run_id(root: Path, wanted: str) -> str:
     return free
 
 
-def chosen_kinds(request: RuntimeRequest, section: ChaosSection, settings: Settings, planner: bool) -> tuple[str, ...]:
+def chosen_kinds(
+    request: RuntimeRequest, section: ChaosSection, settings: Settings, *, planner: bool, relay: bool, own_disk: bool
+) -> tuple[str, ...]:
     """Kinds to draw from: those asked for, else all that machine and request allow.
 
     Raises:
@@ -90,19 +102,20 @@ def chosen_kinds(request: RuntimeRequest, section: ChaosSection, settings: Setti
     """
     offered = offered_kinds(
         root=is_root(),
+        own_disk=own_disk,
         planner=planner,
         prefect=settings.prefect_api_url is None,
-        num_ranks=request.parallel.num_ranks,
+        relay=relay,
         cpu=request.device != "cuda",
     )
-    offered = tuple(kind for kind in offered if kind != "full_disk")
     if section.kinds is None:
         return offered
     impossible = sorted(set(section.kinds) & FAULT_KINDS.keys() - set(offered))
     if impossible:
         raise RequestError(
             "this kind of fault is not possible here", field="chaos.kinds", value=impossible[0], bound=", ".join(offered),
-            remedy="Leave it out, or run as root with the embedded Prefect server and no planner of your own.",
+            remedy="Leave it out. Some kinds need root, a local store, the embedded Prefect server, no planner of your own, or an S3 "
+            "store whose endpoint is given as http://.",
         )  # fmt: skip
     return section.kinds
 
@@ -110,6 +123,20 @@ def chosen_kinds(request: RuntimeRequest, section: ChaosSection, settings: Setti
 def _may_plan(request: RuntimeRequest, section: ChaosSection) -> bool:
     wanted = section.kinds is None or "hostile_planner" in section.kinds
     return wanted and request.policy.planner.kind == "none"
+
+
+def _may_relay(request: RuntimeRequest, section: ChaosSection, settings: Settings) -> bool:
+    """S3 in use, its endpoint named and without TLS, which a relay could not read."""
+    wanted = section.kinds is None or {"store_errors", "store_resets"} & set(section.kinds)
+    in_use = any((url or "").startswith("s3://") for url in (request.store, request.checkpoint.mirror))
+    return bool(wanted) and in_use and (settings.s3_endpoint_url or "").startswith("http://")
+
+
+def small_disk_bytes(request: RuntimeRequest, checkpoint_bytes: int) -> int | None:
+    """Size of a disk in memory that holds the run's checkpoints twice over; None where that would take too much of it."""
+    size_bytes = DISK_FLOOR_BYTES + 2 * (request.checkpoint.keep_last + 2) * checkpoint_bytes
+    local = "://" not in request.store or request.store.startswith("file://")
+    return size_bytes if local and size_bytes <= DISK_CEILING_BYTES else None
 
 
 def _drilled(request: RuntimeRequest, run_id: str, planner: LocalPlanner | None) -> RuntimeRequest:

@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from mem_core.runtime.worker_group.fork_server import die_with_parent
 
 START_LIMIT_S = 180.0
 KEEP_DAYS = 14
+MAX_RESTARTS = 20
+LOOK_S = 0.5
 SERVER_SETTINGS = {
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
@@ -40,11 +43,14 @@ UI_SETTINGS = {"PREFECT_UI_ENABLED": "true", "PREFECT_UI_API_URL": "/api", "PREF
 class EmbeddedServer:
     """A Prefect API on loopback with a database of its own for one run."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", url: str, database: Path) -> None:
-        self._process = process
+    def __init__(self, command: list[str], environment: dict[str, str], url: str, database: Path) -> None:
+        self._command, self._environment = command, environment
         self.url = url
         self.database = database
         self._log_path = _log_of(database)
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._process = self._spawn("wb")
 
     @classmethod
     def start(cls, settings: Settings, run_key: str, *, port: int | None = None, ui: bool = False) -> "EmbeddedServer":
@@ -57,16 +63,32 @@ class EmbeddedServer:
             shutil.copyfile(_template(folder, environment), database)
         port = free_port() if port is None else port
         shown = UI_SETTINGS if ui else {}
-        with _log_of(database).open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "flows.embedded_server", "serve", str(os.getpid()), str(port)],
-                env={**environment, "PREFECT_API_DATABASE_MIGRATE_ON_START": "false", **shown},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+        command = [sys.executable, "-m", "flows.embedded_server", "serve", str(os.getpid()), str(port)]
+        environment = {**environment, "PREFECT_API_DATABASE_MIGRATE_ON_START": "false", **shown}
+        return cls(command, environment, f"http://127.0.0.1:{port}/api", database)
+
+    def _spawn(self, log_mode: str) -> "subprocess.Popen[bytes]":
+        with self._log_path.open(log_mode) as log:
+            return subprocess.Popen(
+                self._command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        return cls(process, f"http://127.0.0.1:{port}/api", database)
+
+    def keep_alive(self) -> None:
+        """From now on start it again, at its port and with its database, whenever it dies; `close` ends that."""
+        threading.Thread(target=self._restart_when_dead, name="embedded-server", daemon=True).start()
+
+    def _restart_when_dead(self) -> None:
+        for _ in range(MAX_RESTARTS):
+            while self._process.poll() is None:
+                if self._closing.wait(LOOK_S):
+                    return
+            with self._lock:
+                if self._closing.is_set():
+                    return
+                self._process = self._spawn("ab")
+            # The parent-death signal of a child is that of the thread which started it: this thread waits for as long as it lives.
+        while not self._closing.wait(LOOK_S):
+            pass
 
     @property
     def pid(self) -> int:
@@ -95,12 +117,14 @@ class EmbeddedServer:
 
     def close(self) -> None:
         """End it."""
-        self._process.terminate()
-        try:
-            self._process.wait(timeout=3)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        with self._lock:
+            self._closing.set()
+            self._process.terminate()
+            try:
+                self._process.wait(timeout=3)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
 
 
 def _log_of(database: Path) -> Path:

@@ -44,6 +44,7 @@ def _embedded_url() -> str:
         if not _SERVER:
             server = EmbeddedServer.start(Settings.from_environment(), f"process-{os.getpid()}")
             server.wait_ready()
+            server.keep_alive()
             atexit.register(server.close)
             _SERVER.append(server)
         return _SERVER[0].url

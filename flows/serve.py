@@ -42,6 +42,7 @@ def serve(file: Path = DEPLOYMENTS_FILE, port: int = 4200, limit: int = 4) -> in
     try:
         if server is not None:
             server.wait_ready()
+            server.keep_alive()
         _serve(entries, settings.prefect_api_url or (server.url if server is not None else ""), limit)
     finally:
         if server is not None:

@@ -51,6 +51,7 @@ def train(path: str, overrides: list[str], as_json: bool, allow_reshard: bool = 
             note_embedded(server)
             _configure_client(server.url)
             server.wait_ready()
+            server.keep_alive()
         result, error = _drive(request, progress, settings, allow_reshard)
     finally:
         progress.close()
@@ -116,11 +117,30 @@ def _drive(
     except KeyboardInterrupt:
         return _result_of(folder, Interrupted("stopped at once", remedy="The same command goes on from the last validated checkpoint."))
     except Exception as exc:  # noqa: BLE001 - the last edge: whatever it is becomes exit 70 with its text
+        ended = ended_without_prefect(folder, exc)
+        if ended is not None:
+            progress.note(f"Prefect did not take the end of this flow run down ({type(exc).__name__}); the run itself ended as follows")
+            return ended
         import traceback
 
         traceback.print_exc()
         return _result_of(folder, InternalError(f"{type(exc).__name__}: {exc}", remedy="Report this as a bug with the lines above."))
     raise InternalError("the flow ended in no known state", remedy="Report this as a bug.")
+
+
+def ended_without_prefect(folder: Path, exc: Exception) -> tuple[RunResult, MemError | None] | None:
+    """How the run ended by its journal, where all that failed was telling Prefect; None where the run has no ending."""
+    import httpx
+
+    if not isinstance(exc, httpx.HTTPError | OSError):
+        return None
+    result = run_status(folder)
+    if result.status == "completed":
+        return result, None
+    if result.status == "running":
+        return None
+    kinds = {kind.exit_code: kind for kind in MemError.__subclasses__()}
+    return result, kinds.get(result.exit_code, InternalError)(result.message, remedy="The same command goes on where that is possible.")
 
 
 def _result_of(folder: Path, error: MemError) -> tuple[RunResult, MemError]:

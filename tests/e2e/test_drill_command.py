@@ -1,7 +1,8 @@
 """`mem drill` and `mem prove-resume` as a person calls them: real faults from outside, a twin, a verdict, nothing left behind."""
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +74,52 @@ def test_a_drill_that_cannot_be_is_refused_before_anything_is_started(
     assert done.code == 64
     assert words in done.err
     assert not (tmp_path / "runs").exists()
+
+
+SERVICES = """
+run_id: services
+store: runs
+device: cpu
+training: {max_steps: 900, segment_steps: 60, warmup_steps: 10}
+checkpoint: {mirror: "s3://runs/copies"}
+chaos: {kinds: [store_errors, store_resets, prefect_killed, KINDS_OF_ROOT]}
+"""
+
+
+@pytest.fixture
+def moto(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An S3 server on loopback with a bucket `runs`, named by the environment of what is started."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    url = f"http://{host}:{port}"
+    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": url}
+    for name, value in keys.items():
+        monkeypatch.setenv(name, value)
+    client = boto3.client("s3", endpoint_url=url)
+    client.create_bucket(Bucket="runs")
+    yield client
+    server.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_the_run_leans_on_may_fail(mem: Callable[..., Any], tmp_path: Path, moto: Any) -> None:
+    """S3 that answers 503 or resets, a killed Prefect API, and as root a full and a read-only disk: survived, and the mirror is whole."""
+    of_root = ["full_disk", "read_only_store"] if os.geteuid() == 0 else []
+    kinds = ["store_errors", "store_resets", "prefect_killed", *of_root]
+    (tmp_path / "drill.yaml").write_text(SERVICES.replace("prefect_killed, KINDS_OF_ROOT", ", ".join(kinds[2:])))
+    done = mem("drill", "drill.yaml", "--seed", "5", "--json", timeout_s=900)
+    assert done.code == 0, done.err[-4000:]
+    answer = done.answer
+    assert {fault["kind"]: fault["verdict"] for fault in answer["faults"]} == dict.fromkeys(kinds, "survived")
+    proofs = {fault["kind"]: fault["proof"] for fault in answer["faults"]}
+    assert "a stranger got 503" in proofs["store_errors"]
+    assert "connections of the run met the same" in proofs["store_resets"]
+    keys = [item["Key"] for item in moto.list_objects_v2(Bucket="runs", Prefix=f"copies/{answer['run_id']}/").get("Contents", [])]
+    assert any("000900" in key and "manifest" in key for key in keys), keys
+    assert "mem-drill" not in Path("/proc/mounts").read_text(), "the run's own disk is gone, its files are kept"
+    assert (Path(answer["run_folder"]) / "run.json").is_file()

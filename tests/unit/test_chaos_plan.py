@@ -92,10 +92,20 @@ def test_a_plan_that_cannot_be_is_refused_by_name(section: ChaosSection, kinds: 
 
 def test_kinds_follow_what_machine_and_request_offer() -> None:
     """Nothing is planned that could not fire."""
-    everything = offered_kinds(root=True, planner=True, prefect=True, num_ranks=2)
+    everything = offered_kinds(root=True, own_disk=True, planner=True, prefect=True, relay=True)
     assert set(everything) == set(KINDS)
-    little = offered_kinds(root=False, planner=False, prefect=False, num_ranks=1, cpu=False)
-    assert not {"full_disk", "read_only_store", "hostile_planner", "prefect_away", "prefect_killed", "kill_writer"} & set(little)
+    little = offered_kinds(root=False, own_disk=False, planner=False, prefect=False, relay=False, cpu=False)
+    needy = {
+        "full_disk",
+        "read_only_store",
+        "hostile_planner",
+        "prefect_away",
+        "prefect_killed",
+        "kill_writer",
+        "store_errors",
+        "store_resets",
+    }
+    assert not needy & set(little)
     assert len(little) >= 15
 
 

@@ -1,13 +1,17 @@
 """A drill: the run under chaos, its undisturbed twin, the comparison. Knows the commands only as argument lists."""
 
 import os
+import shutil
+import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mem_core.core.run_fold import fold_result
 from mem_core.core.state_manager import read_journal, read_lease, write_atomically
+from mem_core.domain.errors import EnvironmentUnfit
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.runtime.chaos.hostile_planner import LocalPlanner
@@ -16,6 +20,7 @@ from mem_core.runtime.chaos.plan import PlannedFault
 from mem_core.runtime.chaos.report import DrillReport, InvariantScore, html_report, passed, same, score_fault
 from mem_core.runtime.chaos.scene import Scene, wait_for
 from mem_core.runtime.chaos.service_faults import refuses
+from mem_core.runtime.chaos.store_relay import StoreRelay
 from mem_core.runtime.chaos.supervised_run import SupervisedRun
 from mem_core.runtime.chaos.twin import seed_twin, twin_request
 from mem_core.runtime.chaos.view import RunView
@@ -41,8 +46,9 @@ class Drill:
     op_folder: Path
     kinds_left_out: tuple[str, ...] = ()
     outage_s: float = 5.0
-    own_disk: bool = False
+    own_disk_bytes: int | None = None
     planner: LocalPlanner | None = None
+    relay: StoreRelay | None = None
     with_twin: bool = True
     say: Callable[[str], None] = lambda text: None
     met: list[MetFault] = field(default_factory=list)
@@ -64,13 +70,14 @@ class Drill:
         view = RunView(self.folder)
         under_chaos = self._supervised(self.request, self.command)
         twin = self._supervised(twin_request(self.request, self.twin_id), self.twin_command)
-        try:
-            code = self._under_chaos(under_chaos, view)
-            twin_code = self._twin(twin) if code == 0 and self.with_twin else None
-        finally:
-            under_chaos.end()
-            twin.end()
-        report = self._score(under_chaos, code, twin_code, view, time.monotonic() - started_s)
+        with own_disk(self.folder, self.own_disk_bytes):
+            try:
+                code = self._under_chaos(under_chaos, view)
+                twin_code = self._twin(twin) if code == 0 and self.with_twin else None
+            finally:
+                under_chaos.end()
+                twin.end()
+            report = self._score(under_chaos, code, twin_code, view, time.monotonic() - started_s)
         write_atomically(self.desk / "drill.json", report.model_dump_json(indent=2))
         write_atomically(self.desk / "drill.html", html_report(report))
         return report
@@ -83,7 +90,7 @@ class Drill:
     def _under_chaos(self, run: SupervisedRun, view: RunView) -> int:
         scene = Scene(
             view=view, journal=JournalTail(self.folder), flow=run.flow, op_folder=self.op_folder, outage_s=self.outage_s,
-            own_disk=self.own_disk, planner=self.planner, gate=run.gate,
+            own_disk=self.own_disk_bytes is not None, planner=self.planner, relay=self.relay, gate=run.gate,
         )  # fmt: skip
         chaos = RealChaos(self.plan, scene, self.say)
         chaos.start()
@@ -165,3 +172,34 @@ def leftovers(folder: Path, view: RunView) -> tuple[InvariantScore, ...]:
 def is_root() -> bool:
     """Whether mounts may be made."""
     return os.geteuid() == 0
+
+
+@contextmanager
+def own_disk(folder: Path, size_bytes: int | None) -> Generator[None]:
+    """A small file system in memory for a run folder; what it holds at the end stays in the folder. None: no disk of its own.
+
+    Raises:
+        EnvironmentUnfit: this machine refuses the mount.
+    """
+    if size_bytes is None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=0755", "mem-drill", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise EnvironmentUnfit(
+            f"no disk of its own for the run: {done.stderr.strip()}", field="chaos.kinds", value="full_disk", remedy="Leave full_disk out."
+        )
+    kept = folder.with_name(f"{folder.name}.kept")
+    try:
+        yield
+    finally:
+        shutil.copytree(folder, kept, symlinks=True)
+        subprocess.run(["umount", "--lazy", str(folder)], check=True, capture_output=True)
+        folder.rmdir()
+        kept.rename(folder)

@@ -32,4 +32,6 @@ INJECTORS: dict[str, Injector] = {
     "prefect_killed": service_faults.prefect_killed,
     "read_only_store": service_faults.read_only_store,
     "full_disk": service_faults.full_disk,
+    "store_errors": service_faults.store_misbehaves("errors", ("503",)),
+    "store_resets": service_faults.store_misbehaves("resets", ("ConnectionResetError", "RemoteDisconnected", "BrokenPipeError")),
 }

@@ -17,7 +17,7 @@ class FaultKind:
     name: str
     title: str
     recovery: Recovery
-    needs: tuple[Literal["root", "planner", "prefect", "two_ranks", "cpu"], ...] = ()
+    needs: tuple[Literal["root", "own_disk", "planner", "prefect", "relay", "cpu"], ...] = ()
 
 
 _ALL = (
@@ -45,8 +45,10 @@ _ALL = (
     FaultKind("delete_checkpoint_file", "a file of the newest checkpoint removed, then a rank killed", "new_workers"),
     FaultKind("cut_journal", "the journal's last line cut short under a killed flow", "new_flow"),
     FaultKind("write_limit", "the kernel refuses the ranks' writes beyond a size", "same_workers"),
-    FaultKind("full_disk", "the run's disk filled to the last byte", "same_workers", ("root",)),
+    FaultKind("full_disk", "the run's disk filled to the last byte", "same_workers", ("root", "own_disk")),
     FaultKind("read_only_store", "the run folder mounted read-only", "same_workers", ("root",)),
+    FaultKind("store_errors", "every request to the object store answered with 503", "same_workers", ("relay",)),
+    FaultKind("store_resets", "every connection to the object store reset", "same_workers", ("relay",)),
     FaultKind("stale_build_lock", "a build lock of a dead builder in the op folder, then the flow killed", "new_flow"),
     FaultKind("future_lease", "a lease from a clock that was a day ahead, then the flow killed", "new_flow"),
     FaultKind("prefect_away", "the Prefect API stopped answering", "same_workers", ("prefect",)),
@@ -56,7 +58,10 @@ _ALL = (
 FAULT_KINDS: dict[str, FaultKind] = {kind.name: kind for kind in _ALL}
 
 
-def offered_kinds(*, root: bool, planner: bool, prefect: bool, num_ranks: int, cpu: bool = True) -> tuple[str, ...]:
-    """Kinds that this machine and this request allow, in the table's order."""
-    there = {"root": root, "planner": planner, "prefect": prefect, "two_ranks": num_ranks > 1, "cpu": cpu}
+def offered_kinds(*, root: bool, own_disk: bool, planner: bool, prefect: bool, relay: bool, cpu: bool = True) -> tuple[str, ...]:
+    """Kinds that this machine and this request allow, in the table's order.
+
+    `own_disk`: the run may get a small disk of its own; `relay`: its object store can be reached through one.
+    """
+    there = {"root": root, "own_disk": own_disk, "planner": planner, "prefect": prefect, "relay": relay, "cpu": cpu}
     return tuple(kind.name for kind in _ALL if all(there[need] for need in kind.needs))

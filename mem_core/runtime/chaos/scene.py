@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 from mem_core.runtime.chaos.journal_tail import JournalTail
 from mem_core.runtime.chaos.plan import PlannedFault
+from mem_core.runtime.chaos.store_relay import StoreRelay
 from mem_core.runtime.chaos.view import RunView, SeenProcess, Sign, process_state
 
 T = TypeVar("T")
@@ -58,6 +59,7 @@ class Scene:
     outage_s: float = 5.0
     own_disk: bool = False
     planner: HostilePlanner | None = None
+    relay: StoreRelay | None = None
     gate: threading.Lock = field(default_factory=threading.Lock)
 
     def training(self) -> Sign:

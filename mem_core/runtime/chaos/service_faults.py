@@ -15,9 +15,11 @@ from mem_core.domain.segment import NonFinite, OutOfMemory, WorkerError
 from mem_core.runtime.chaos.faulty_names import ORDERS, order_name
 from mem_core.runtime.chaos.plan import PlannedFault
 from mem_core.runtime.chaos.scene import Injector, NotNow, NotProven, Scene, Strike, wait_for
+from mem_core.runtime.chaos.store_relay import Misbehaviour
 
 ORDER_LIMIT_S = 60.0
 PLANNER_LIMIT_S = 120.0
+STORE_LIMIT_S = 60.0
 REFUSAL_LIMIT_S = 1.0
 
 
@@ -81,6 +83,34 @@ def hostile_planner(scene: Scene, fault: PlannedFault, rng: random.Random) -> St
     if not isinstance(event, PolicyDecided):
         raise NotProven("no decision followed the reply")
     return Strike(struck_s, f"served {what}; decided: {event.decision.reason}", time.monotonic())
+
+
+def store_misbehaves(how: Misbehaviour, expected: tuple[str, ...]) -> Injector:
+    """The object store is away for some seconds, and at least until the run itself has met it."""
+
+    def inject(scene: Scene, fault: PlannedFault, rng: random.Random) -> Strike:
+        scene.training()
+        if scene.relay is None:
+            raise NotNow("no object store is used through a relay")
+        struck_s = time.monotonic()
+        scene.relay.misbehave(how)
+        try:
+            seen = scene.relay.probe()
+            met = wait_for(lambda: scene.relay is not None and scene.relay.refused > 1, STORE_LIMIT_S, 0.02)
+            time.sleep(max(0.0, scene.outage_s - (time.monotonic() - struck_s)))
+            refused = scene.relay.refused - 1
+        finally:
+            scene.relay.misbehave(None)
+        if not met:
+            raise NotNow("the run did not ask the store")
+        if seen not in expected:
+            raise NotProven(f"a stranger got {seen} from the store")
+        lasted_s = time.monotonic() - struck_s
+        return Strike(
+            struck_s, f"a stranger got {seen}, and {refused} connections of the run met the same in {lasted_s:.0f} s", time.monotonic()
+        )
+
+    return inject
 
 
 # -- Prefect ------------------------------------------------------------------------------------------------------------------
