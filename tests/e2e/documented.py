@@ -26,6 +26,10 @@ class Try:
 
 # RUN is the finished run `demo`, REQUEST.yaml the request of the demo or a small one, ID a flow run: there when the command is typed.
 MEM, DEMO = ".venv/bin/mem", "deployments/demo.yaml"
+DRILL = (
+    ".venv/bin/mem drill deployments/demo.yaml --seed 7 --set training.max_steps=300 --set training.segment_steps=30 "
+    "--set 'chaos.kinds=[kill_rank, kill_flow, flip_checkpoint]'"
+)
 TABLE: dict[str, Try] = {
     "make demo": Try("make"),
     "make test": Try("make"),
@@ -60,7 +64,10 @@ TABLE: dict[str, Try] = {
     "mem train": Try("trains", "mem train small.yaml"),
     ".venv/bin/mem train deployments/demo.yaml --set training.max_steps=2000 --json": Try("trains"),
     ".venv/bin/mem prove-resume deployments/demo.yaml --set training.max_steps=300": Try("trains"),
-    ".venv/bin/mem drill deployments/demo.yaml --seed 7 --set training.max_steps=300": Try("trains"),
+    DRILL: Try("trains"),
+    "mem drill REQUEST.yaml --set 'chaos.kinds=[kill_rank, kill_flow]'": Try(
+        "trains", "mem drill rehearsal.yaml --set 'chaos.kinds=[kill_rank, kill_flow]'"
+    ),
     "mem prove-resume REQUEST.yaml": Try("trains", "mem prove-resume rehearsal.yaml"),
     "mem drill REQUEST.yaml --seed 7": Try("trains", "mem drill rehearsal.yaml --seed 7"),
     "mem train --allow-reshard": Try("trains", "mem train more.yaml --set parallel.zero_stage=2 --allow-reshard"),
@@ -96,7 +103,8 @@ def documented_commands() -> set[str]:
     for name in DOCUMENTS:
         text = (ROOT / name).read_text(encoding="utf-8")
         for language, block in FENCE.findall(text):
-            found |= {line.strip() for line in block.splitlines() if line.strip()} if language in ("", "sh", "bash", "console") else set()
+            lines = re.sub(r"\\\n\s*", "", block).splitlines()
+            found |= {line.strip() for line in lines if line.strip()} if language in ("", "sh", "bash", "console") else set()
         inline = re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
         found |= {code for code in inline if code.split(" ", 1)[0] in PROGRAMS and " " in code}
     return found

@@ -20,6 +20,7 @@ from mem_core.infrastructure.settings import Settings
 from mem_core.runtime.worker_group.processes import ForkServer
 from mem_core.testing.driver import drive
 
+REHEARSAL = "chaos: {kinds: [kill_rank, failed_allocation]}\n"
 SMALL = """
 run_id: small
 store: ./runs
@@ -109,6 +110,8 @@ def desk(tmp_path: Path) -> Desk:
     desk = Desk(tmp_path)
     for name, max_steps in (("small.yaml", 20), ("more.yaml", 40), ("rehearsal.yaml", 300)):
         desk.small(name, max_steps)
+    with (tmp_path / "rehearsal.yaml").open("a") as file:
+        file.write(REHEARSAL)
     return desk
 
 

@@ -22,7 +22,7 @@ SHELL_WORDS = {"git", "cd", "kill", "sleep", "export"}
 def readme_commands() -> list[list[str]]:
     """Every command of README's shell blocks as words, comments left out."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    lines = [line for block in BLOCK.findall(text) for line in block.splitlines()]
+    lines = [line for block in BLOCK.findall(text) for line in block.replace("\\\n", " ").splitlines()]
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
