@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from mem_core.infrastructure.storage.port import ObjectStat, Store
+from mem_core.infrastructure.storage.port import ObjectStat, Store, Unfinished
 from mem_core.testing.memory_disk import Crashed
 
 Result = TypeVar("Result")
@@ -50,6 +50,12 @@ class InterruptedStore:
 
     def delete(self, key: str) -> bool:
         return self._around(lambda: self._store.delete(key))
+
+    def unfinished(self, prefix: str) -> tuple[Unfinished, ...]:
+        return self._around(lambda: self._store.unfinished(prefix))
+
+    def abandon(self, unfinished: Unfinished) -> None:
+        self._around(lambda: self._store.abandon(unfinished))
 
     def _around(self, act: Callable[[], Result], half: Callable[[], object] | None = None) -> Result:
         now = self._left == 0

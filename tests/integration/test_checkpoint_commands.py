@@ -113,6 +113,17 @@ def test_interrupted_uploads_are_a_notice(tmp_path: Path) -> None:
     assert finding.observed.endswith("and 2 more")
 
 
+def test_what_a_killed_writer_left_of_an_object_is_in_the_notice(tmp_path: Path) -> None:
+    """Parts that no listing shows."""
+    store = LocalStore(tmp_path)
+    done = "run/checkpoints/step-000000010/attempt-1-0a0a0a0a"
+    store.write(f"{done}/manifest.json", b"{}")
+    (tmp_path / done / ".partial-0123").write_bytes(b"x")
+    (finding,) = orphan_findings(store, "run")
+    assert "0 objects (0 B) of 0 incomplete uploads and 1 unfinished objects" in finding.observed
+    assert "parts of run/checkpoints/step-000000010/attempt-1-0a0a0a0a/.partial-0123" in finding.observed
+
+
 def test_looking_for_orphans_never_fails_and_never_waits(tmp_path: Path) -> None:
     """A store that raises and one that hangs leave the report as it was, within the limit."""
     report = examine_only(RuntimeRequest.model_validate({"run_id": "run", "store": str(tmp_path), "device": "cpu"}), with_key(""))

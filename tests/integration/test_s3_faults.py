@@ -16,8 +16,10 @@ from mem_core.domain.checkpoint import checkpoint_name
 from mem_core.domain.errors import StoreUnavailable
 from mem_core.domain.request import CheckpointSection
 from mem_core.infrastructure.storage.fsspec_store import FsspecStore
+from mem_core.infrastructure.storage.port import Unfinished
 from mem_core.infrastructure.storage.retrying import RetryPolicy
 from mem_core.runtime.checkpoint_manager import Mirror, resume_point
+from mem_core.runtime.session.orphans import orphan_findings
 from mem_core.testing.checkpoint_run import SHARDS, Run, proven
 
 pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.timeout(600)]
@@ -158,6 +160,30 @@ def test_a_store_that_stays_away_is_exit_73_without_secrets(remote: Remote, sour
     mirror.push(source / checkpoint_name(1))
     assert len(remote.keys(bucket)) == len(SHARDS) + 2
     assert mirror.orphans() == ()
+
+
+def test_what_a_killed_upload_left_is_listed_and_removed_by_the_next_attempt(remote: Remote, source: Path) -> None:
+    """Parts of a multipart upload whose writer died: in no listing, but in the doctor's; an attempt removes older ones, never its own."""
+    bucket = remote.bucket()
+    remote.proxy.reset(-1, "500")
+    store, old, own = remote.store(bucket), "attempt-1-0a0a0a0a", "attempt-2-0b0b0b0b"
+    second = mirror_of(store, 2)
+    second.push(source / checkpoint_name(1))
+    for upload in (old, own):
+        key = f"runs/demo/checkpoints/step-000000002/{upload}/model.pt"
+        begun = remote.client().create_multipart_upload(Bucket=bucket, Key=key)
+        remote.client().upload_part(Bucket=bucket, Key=key, UploadId=begun["UploadId"], PartNumber=1, Body=b"x" * 100)
+    assert not any("model.pt" in key and "step-000000002" in key for key in remote.keys(bucket))
+    (finding,) = orphan_findings(store, "demo")
+    assert "2 unfinished objects" in finding.observed
+    assert [item.key.split("/")[-2] for item in store.unfinished("demo")] == [old, own]
+    second.rotate()
+    assert [item.key.split("/")[-2] for item in store.unfinished("demo")] == [own]
+    third = mirror_of(store, 3)
+    third.begin()
+    third.rotate()
+    assert store.unfinished("demo") == ()
+    store.abandon(Unfinished("demo/never", "was-never-there"))
 
 
 def test_multipart_upload_with_faults_is_proven(remote: Remote, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from mem_core.infrastructure.storage.disk import Disk, OsDisk
 from mem_core.infrastructure.storage.local import LocalStore
 from mem_core.infrastructure.storage.opening import open_store
-from mem_core.infrastructure.storage.port import AlreadyExists, KeyMissing, ObjectStat, Store
+from mem_core.infrastructure.storage.port import AlreadyExists, KeyMissing, ObjectStat, Store, Unfinished
 from mem_core.infrastructure.storage.redact import redact, redact_url
 from mem_core.infrastructure.storage.retrying import RetryPolicy
 
@@ -16,6 +16,7 @@ __all__ = [
     "OsDisk",
     "RetryPolicy",
     "Store",
+    "Unfinished",
     "open_store",
     "redact",
     "redact_url",

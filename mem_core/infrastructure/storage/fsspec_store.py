@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from mem_core.domain.errors import MemError, StoreUnavailable
 from mem_core.infrastructure.storage.disk import OsDisk
-from mem_core.infrastructure.storage.port import AlreadyExists, KeyMissing, ObjectStat, check_key
+from mem_core.infrastructure.storage.port import AlreadyExists, KeyMissing, ObjectStat, Unfinished, check_key
 from mem_core.infrastructure.storage.redact import redact, redact_url, secrets_in
 from mem_core.infrastructure.storage.retrying import RetryPolicy
 from mem_core.infrastructure.storage.s3_details import etag_of_file, is_etag, part_size_bytes, s3_options
@@ -167,6 +167,35 @@ class FsspecStore:
             return self._call("delete", key, once)
         except KeyMissing:
             return False
+
+    def unfinished(self, prefix: str) -> tuple[Unfinished, ...]:
+        check_key(prefix, allow_empty=True)
+        if self._protocol != "s3":
+            return ()  # no other store of fsspec's says what it keeps of them
+        bucket, _, folder = self._root.partition("/")
+        before = "/".join(part for part in (folder, prefix) if part)
+        cut = len(folder) + 1 if folder else 0
+
+        def once(fs: Any) -> tuple[Unfinished, ...]:
+            reply = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=f"{before}/" if before else "")
+            return tuple(
+                sorted((Unfinished(str(item["Key"])[cut:], str(item["UploadId"])) for item in reply.get("Uploads") or ()), key=str)
+            )
+
+        return self._call("list unfinished uploads", prefix, once)
+
+    def abandon(self, unfinished: Unfinished) -> None:
+        bucket, _, key = self._path(unfinished.key).partition("/")
+
+        def once(fs: Any) -> None:
+            try:
+                fs.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=unfinished.upload_id)
+            except FileNotFoundError as exc:
+                if _code_of(exc) == _NO_BUCKET:
+                    raise
+
+        if self._protocol == "s3":
+            self._call("abandon", unfinished.key, once)
 
     # -- inside -------------------------------------------------------------------------------------------------------------------
 

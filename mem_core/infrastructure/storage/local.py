@@ -7,9 +7,10 @@ from pathlib import Path
 
 from mem_core.domain.errors import StoreUnavailable
 from mem_core.infrastructure.storage.disk import Disk, OsDisk, is_unavailable, unavailable, walk_files
-from mem_core.infrastructure.storage.port import AlreadyExists, KeyMissing, ObjectStat, check_key
+from mem_core.infrastructure.storage.port import AlreadyExists, KeyMissing, ObjectStat, Unfinished, check_key
 
 _PARTIAL = ".partial-"
+MOST_UNFINISHED = 1_000
 
 
 class LocalStore:
@@ -68,17 +69,7 @@ class LocalStore:
                 partial.unlink(missing_ok=True)
 
     def list(self, prefix: str) -> tuple[ObjectStat, ...]:
-        folder = self._root / check_key(prefix, allow_empty=True) if prefix else self._root
-        with self._translated(folder):
-            if self._disk.kind(folder) != "folder":
-                return ()
-            before = f"{prefix}/" if prefix else ""
-            found = walk_files(self._disk, folder)
-        return tuple(
-            ObjectStat(f"{before}{name}", entry.size_bytes, entry.modified_unix_s)
-            for name, entry in found
-            if entry.kind == "file" and not entry.name.startswith(_PARTIAL)
-        )
+        return tuple(item for item in self._files(prefix) if not _is_partial(item.key))
 
     def stat(self, key: str) -> ObjectStat | None:
         path = self._path(key)
@@ -97,6 +88,23 @@ class LocalStore:
             except (FileNotFoundError, NotADirectoryError):
                 return False
         return True
+
+    def unfinished(self, prefix: str) -> tuple[Unfinished, ...]:
+        return tuple(Unfinished(item.key, "") for item in self._files(prefix) if _is_partial(item.key))[:MOST_UNFINISHED]
+
+    def abandon(self, unfinished: Unfinished) -> None:
+        self.delete(unfinished.key)
+
+    def _files(self, prefix: str) -> tuple[ObjectStat, ...]:
+        folder = self._root / check_key(prefix, allow_empty=True) if prefix else self._root
+        with self._translated(folder):
+            if self._disk.kind(folder) != "folder":
+                return ()
+            before = f"{prefix}/" if prefix else ""
+            found = walk_files(self._disk, folder)
+        return tuple(
+            ObjectStat(f"{before}{name}", entry.size_bytes, entry.modified_unix_s) for name, entry in found if entry.kind == "file"
+        )
 
     def _path(self, key: str) -> Path:
         return self._root / check_key(key)
@@ -126,6 +134,10 @@ class LocalStore:
             if not is_unavailable(exc):
                 raise
             raise unavailable(exc, path, self._disk) from exc
+
+
+def _is_partial(key: str) -> bool:
+    return key.rpartition("/")[2].startswith(_PARTIAL)
 
 
 def make_folders(disk: Disk, folder: Path) -> None:

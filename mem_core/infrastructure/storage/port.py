@@ -24,6 +24,14 @@ class ObjectStat:
     modified_unix_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """Bytes of an object that never became whole because its writer died; no listing shows them and they take up space."""
+
+    key: str
+    upload_id: str
+
+
 class Store(Protocol):
     """Objects under relative POSIX keys. Safe to use from several threads. Nothing that it answers comes from a cache.
 
@@ -72,6 +80,14 @@ class Store(Protocol):
 
     def delete(self, key: str) -> bool:
         """Remove an object. False if there was none: two owners deleting the same key is no error."""
+        ...
+
+    def unfinished(self, prefix: str) -> tuple[Unfinished, ...]:
+        """What dead writers (and those at work now) have begun below `prefix` and not finished; a thousand at most, sorted."""
+        ...
+
+    def abandon(self, unfinished: Unfinished) -> None:
+        """Remove it; that it is gone already is no error."""
         ...
 
 

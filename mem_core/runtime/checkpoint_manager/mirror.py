@@ -16,6 +16,7 @@ from mem_core.runtime.checkpoint_manager.remote_layout import (
     RemoteRun,
     Upload,
     attempt_key,
+    attempt_of,
     believable,
     decode_baseline,
     encode_baseline,
@@ -135,6 +136,9 @@ class Mirror:
                 self._delete(upload, run)
                 deleted.append(upload)
         self._tidy(run)
+        for item in self._store.unfinished(self._run_id):
+            if 0 < attempt_of(self._run_id, item.key) < self._attempt:  # its writer is dead or shut out; our own may be at work
+                self._store.abandon(item)
         return tuple(deleted)
 
     def orphans(self) -> tuple[str, ...]:

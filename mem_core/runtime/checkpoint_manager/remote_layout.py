@@ -94,6 +94,11 @@ def sort_keys(run_id: str, objects: Iterable[ObjectStat]) -> RemoteRun:
     )
 
 
+def attempt_of(run_id: str, key: str) -> int:
+    """Which attempt an object of an upload belongs to; 0 for any other key."""
+    return max((upload.attempt for upload in sort_keys(run_id, (ObjectStat(key, 0),)).keys), default=0)
+
+
 def believable(run: RemoteRun, seen: frozenset[str]) -> tuple[Upload, ...]:
     """Complete uploads that were not published by an attempt that had been shut out; ascending.
 

@@ -45,17 +45,20 @@ def orphan_findings(store: Store, run_id: str) -> tuple[Finding, ...]:
     objects = store.list(run_id)
     run = sort_keys(run_id, objects)
     keys = [key for upload in run.incomplete for key in run.keys[upload]]
-    if not keys:
+    parts = [item.key for item in store.unfinished(run_id)]
+    if not keys and not parts:
         return ()
     sizes = {item.key: item.size_bytes for item in objects}
-    more = f" and {len(keys) - MOST_KEYS} more" if len(keys) > MOST_KEYS else ""
+    named = [*keys, *(f"parts of {key}" for key in parts)]
+    more = f" and {len(named) - MOST_KEYS} more" if len(named) > MOST_KEYS else ""
+    unfinished = f" and {len(parts)} unfinished objects" if parts else ""
     return (
         Finding(
             check=CHECK,
             severity="notice",
             observed=(
-                f"{len(keys)} objects ({format_bytes(sum(sizes[key] for key in keys))}) of {len(run.incomplete)} incomplete uploads "
-                f"in {store.url}: {', '.join(keys[:MOST_KEYS])}{more}"
+                f"{len(keys)} objects ({format_bytes(sum(sizes[key] for key in keys))}) of {len(run.incomplete)} incomplete uploads"
+                f"{unfinished} in {store.url}: {', '.join(named[:MOST_KEYS])}{more}"
             ),
             remedy="Nothing is to be done: rotation of the next attempt removes them, unless one is being uploaded right now.",
         ),
