@@ -14,7 +14,7 @@ from mem_core.runtime.chaos.drill import Drill, is_root
 from mem_core.runtime.chaos.faulty_names import MAKE_FAULTY
 from mem_core.runtime.chaos.hostile_planner import LocalPlanner
 from mem_core.runtime.chaos.kinds import FAULT_KINDS, offered_kinds
-from mem_core.runtime.chaos.plan import plan_faults
+from mem_core.runtime.chaos.plan import kinds_that_fit, plan_faults
 from mem_core.runtime.chaos.report import DrillReport, text_report
 from mem_core.runtime.chaos.store_relay import StoreRelay
 
@@ -55,6 +55,9 @@ def carry_out_drill(request: RuntimeRequest, seed: int | None = None) -> DrillRe
         kinds = chosen_kinds(
             request, section, settings, planner=planner is not None, relay=relay is not None, own_disk=disk_bytes is not None
         )
+        if section.at_steps is None and section.every_s is None:
+            segments = request.training.max_steps // request.effective_segment_steps
+            kinds = kinds_that_fit(section.seed, kinds, segments, asked=section.kinds is not None)
         return Drill(
             request=drilled,
             twin_id=f"{run_id[: MAX_RUN_ID - 5]}-twin",

@@ -10,7 +10,7 @@ from mem_core.domain.errors import RequestError
 from mem_core.domain.request import ChaosSection
 from mem_core.runtime.chaos.injectors import INJECTORS
 from mem_core.runtime.chaos.kinds import FAULT_KINDS, offered_kinds
-from mem_core.runtime.chaos.plan import plan_faults, spread_steps
+from mem_core.runtime.chaos.plan import kinds_that_fit, plan_faults, spread_steps
 from mem_core.runtime.chaos.report import DrillReport, FaultScore, InvariantScore, html_report, passed, same, score_fault, text_report
 from mem_core.runtime.real_chaos import MetFault
 
@@ -88,6 +88,18 @@ def test_a_plan_that_cannot_be_is_refused_by_name(section: ChaosSection, kinds: 
     """Exit 64, before anything is started."""
     with pytest.raises(RequestError, match=words):
         plan_faults(0, section, 100, kinds)
+
+
+def test_a_run_is_not_given_more_faults_than_it_has_room_for() -> None:
+    """20 segments hold 10; which ones depends on the seed alone; by name all or a refusal that says what would do."""
+    few = kinds_that_fit(1, KINDS, 20, asked=False)
+    assert len(few) == 10
+    assert few == kinds_that_fit(1, KINDS, 20, asked=False) != kinds_that_fit(2, KINDS, 20, asked=False)
+    assert few == tuple(kind for kind in KINDS if kind in few)
+    assert kinds_that_fit(1, KINDS, 1_000, asked=False) == KINDS
+    assert len(kinds_that_fit(1, KINDS, 1, asked=False)) == 1
+    with pytest.raises(RequestError, match=r"chaos.kinds: .*got 4.*allowed: 3 in 7 segments"):
+        kinds_that_fit(1, KINDS[:4], 7, asked=True)
 
 
 def test_kinds_follow_what_machine_and_request_offer() -> None:

@@ -9,6 +9,7 @@ from mem_core.runtime.chaos.kinds import FAULT_KINDS
 
 FIRST_SHARE, LAST_SHARE = 0.02, 0.9
 MAX_FAULTS = 10_000
+SEGMENTS_PER_FAULT = 2
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,27 @@ def plan_faults(seed: int, section: ChaosSection, max_steps: int, kinds: tuple[s
         PlannedFault(number, kind, step, at_s, rng.randrange(2**32))
         for number, (kind, (step, at_s)) in enumerate(zip(chosen, moments, strict=True), start=1)
     )
+
+
+def kinds_that_fit(seed: int, kinds: tuple[str, ...], num_segments: int, *, asked: bool) -> tuple[str, ...]:
+    """As many kinds as a run of this many segments has room for, one fault of each: all, or a seeded choice in the table's order.
+
+    A fault waits until something newer than the one before it is proven, which takes about two segments.
+
+    Raises:
+        RequestError: the kinds were asked for by name and do not all fit.
+    """
+    room = max(1, num_segments // SEGMENTS_PER_FAULT)
+    if len(kinds) <= room:
+        return kinds
+    if asked:
+        raise RequestError(
+            "the run has too few segments for these kinds of fault", field="chaos.kinds", value=len(kinds),
+            bound=f"{room} in {num_segments} segments, {SEGMENTS_PER_FAULT} for each",
+            remedy="Raise training.max_steps, lower training.segment_steps, or give the moments in chaos.at_steps.",
+        )  # fmt: skip
+    chosen = set(random.Random(seed).sample(kinds, room))
+    return tuple(kind for kind in kinds if kind in chosen)
 
 
 def spread_steps(seed: int, count: int, max_steps: int) -> tuple[int, ...]:
