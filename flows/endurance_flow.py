@@ -89,7 +89,7 @@ def run_to_end(draft: RunDraft) -> RunResult:
             error = exc
             raise
         finally:
-            close_draft(draft, error)
+            draft.close(error)
         result = write_report(key)
     return RunResult.model_validate(result)
 
@@ -100,18 +100,6 @@ def _follow(draft: RunDraft) -> None:
     if isinstance(draft.progress, PrefectView):
         draft.progress.follow(draft.state)
     refuse_crash_loop(draft.state, draft.request.resilience.max_failures_without_progress)
-
-
-def close_draft(draft: RunDraft, error: BaseException | None) -> None:
-    """End everything that the draft holds, as far as it was opened."""
-    if draft.session is not None:
-        draft.session.close(error)
-        return
-    if draft.server is not None:
-        draft.server.close()
-    if draft.state is not None:
-        draft.state.release()
-    draft.progress.close()
 
 
 def train_to_end(key: str) -> None:

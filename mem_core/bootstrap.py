@@ -1,19 +1,14 @@
 """The composition root: the one place where parts are wired into a run. Importing it acts on nothing."""
 
-import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from mem_core.core.environment_doctor import EnvironmentDoctor, error_of
 from mem_core.core.goodput import GoodputLedger
-from mem_core.core.local_policy_engine import LocalPolicyEngine
 from mem_core.core.reconcile import reconcile
 from mem_core.core.reshard import allow_other_shape, reshaped
 from mem_core.core.state_manager import RunRecord, StateManager
-from mem_core.domain.checkpoint import CheckpointExpectation, TrainingPosition
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.events import DoctorReported
 from mem_core.domain.plan import MemoryPlan
@@ -31,50 +26,18 @@ from mem_core.infrastructure.storage.port import Store
 from mem_core.infrastructure.storage.retrying import RetryPolicy
 from mem_core.infrastructure.telemetry.progress import NoProgress
 from mem_core.infrastructure.telemetry.progress import Progress as ProgressPort
-from mem_core.runtime.checkpoint_manager.manager import CheckpointManager
 from mem_core.runtime.checkpoint_manager.mirror import highest_attempt
-from mem_core.runtime.checkpoint_manager.validator import IntegrityValidator
 from mem_core.runtime.data.values import PreparedData
 from mem_core.runtime.models.facts import ModelFacts, describe_model
-from mem_core.runtime.session.advice_service import AdviceService
-from mem_core.runtime.session.checkpoint_service import CheckpointService
+from mem_core.runtime.session.draft import RunDraft, known
 from mem_core.runtime.session.orphans import with_orphans
 from mem_core.runtime.session.prepare_service import prepare_ops, prepare_tokens
 from mem_core.runtime.session.refusals import refuse_other_inputs, refuse_other_machine
 from mem_core.runtime.session.remote_service import RemoteService, fetch_record
-from mem_core.runtime.session.replay_service import ReplayService
-from mem_core.runtime.session.reshard_service import ReshardService, reshard_run
-from mem_core.runtime.session.run_session import RunSession, folded_limits, policy_engine
-from mem_core.runtime.session.segment_service import SegmentService, StopFlag
-from mem_core.runtime.session.skip_list import SkipList
-from mem_core.runtime.session.validator_process import ValidatorProcess
-from mem_core.runtime.worker.protocol import WorkerSpec
+from mem_core.runtime.session.run_session import policy_engine
+from mem_core.runtime.session.segment_service import StopFlag
+from mem_core.runtime.session.wiring import wire
 from mem_core.runtime.worker_group.processes import ForkServer
-
-T = TypeVar("T")
-
-
-@dataclass
-class RunDraft:
-    """A run that is being opened: what each opening task adds to. `progress` and `stop` come from whoever drives it."""
-
-    request: RuntimeRequest
-    settings: Settings
-    progress: ProgressPort
-    stop: StopFlag
-    ledger: GoodputLedger
-    environment: EnvironmentReport | None = None
-    state: StateManager | None = None
-    server: ForkServer | None = None
-    data: PreparedData | None = None
-    model: ModelFacts | None = None
-    session: RunSession | None = None
-    on_built: str = ""
-    policy: LocalPolicyEngine | None = None
-    planner: BackgroundAdvice | None = None
-    remote: RemoteService | None = None
-    allow_reshard: bool = False
-    on_converted: Callable[[Path], None] = lambda folder: None  # a port: told of a universal checkpoint before it is used
 
 
 def draft_run(
@@ -146,7 +109,7 @@ def acquire(draft: RunDraft) -> StateManager:
     Raises:
         RunHeld: another process holds the run. RequestError: it was born with other values.
     """
-    environment = _known(draft.environment)
+    environment = known(draft.environment)
     root, run_id = live_root(draft.request, draft.settings), draft.request.run_id
     store = remote_store(draft.request, draft.settings)
     at_least = 1
@@ -213,7 +176,7 @@ def _fork_server(request: RuntimeRequest, settings: Settings, environment: Envir
 
 def prepare(draft: RunDraft) -> PreparedData:
     """Ops and token shards; then wire the session. Raises DataError, EnvironmentUnfit, StoreUnavailable."""
-    environment, state = _known(draft.environment), _known(draft.state)
+    environment, state = known(draft.environment), known(draft.state)
     with draft.ledger.bucket("op_build"):
         prepare_ops(draft.request, draft.settings, environment.device, environment.max_build_jobs, draft.progress.note)
     with draft.ledger.bucket("data"):
@@ -228,74 +191,8 @@ def prepare(draft: RunDraft) -> PreparedData:
     draft.request = draft.request.model_copy(
         update={"training": draft.request.training.model_copy(update={"schedule_steps": record.request.training.schedule_steps})}
     )
-    draft.session = _wire(draft, reshaped(record, draft.request, environment.threads_per_rank))
+    draft.session = wire(draft, reshaped(record, draft.request, environment.threads_per_rank))
     return draft.data
-
-
-def _wire(draft: RunDraft, record: RunRecord) -> RunSession:
-    request, environment = draft.request, _known(draft.environment)
-    state, server, data = _known(draft.state), _known(draft.server), _known(draft.data)
-    key = draft.settings.manifest_key.encode() if draft.settings.manifest_key else None
-    validator = ValidatorProcess(server, IntegrityValidator(signature_key=key))
-    manager = CheckpointManager(
-        state.folder,
-        request.run_id,
-        state.attempt,
-        request.checkpoint,
-        CheckpointExpectation(num_ranks=request.parallel.num_ranks, zero_stage=request.parallel.zero_stage),
-        fence=state.fence,
-        emit=state.emit,
-        validator=validator,
-        held=draft.remote.held if draft.remote is not None else tuple,
-        signature_key=key,
-    )
-    if draft.remote is not None:
-        draft.remote.catch_up(manager)
-    budget = next((item for item in environment.memory if item.kind == "host"), None)
-    limit_bytes = budget.budget_bytes if budget is not None else 0
-    on_valid = draft.remote.submit if draft.remote is not None else lambda step, folder: None
-    checkpoints = CheckpointService(manager, state.folder, limit_bytes, on_valid)
-    spec = replace(_worker_spec(request, environment, data, record), on_built=draft.on_built)
-    if record != state.record():
-        environ = child_environment(draft.settings, device="cpu")
-        live = state.folder / "live" / f"{os.getpid()}-reshard"
-        skips = SkipList(spec, state).batches
-        service = ReshardService(manager, server, spec, live, environ, state.emit, key, draft.on_converted, skips)
-        reshard_run(service, state, record, on_valid)
-    failures, highest_step, pace = folded_limits(state)
-    segments = SegmentService(
-        server=server,
-        spec=spec,
-        state=state,
-        checkpoints=checkpoints,
-        ledger=draft.ledger,
-        progress=draft.progress,
-        fresh=TrainingPosition(applied_steps=0, batch_index=0),
-        versions=environment.versions,
-        data_fingerprint=data.fingerprint,
-        memory_limit_bytes=limit_bytes,
-        stop=draft.stop,
-        highest_step=highest_step,
-        pace=pace,
-    )
-    advice = AdviceService(request, environment, state, _known(draft.policy), record.default_plan, draft.planner, state.folder / "metrics")
-    live = state.folder / "live" / f"{os.getpid()}-replay"
-    validator.replay = ReplayService(
-        server, segments.spec, live, segments.replay_evidence, lambda: segments.skips.batches, lambda: segments.failed_batches
-    )  # fmt: skip
-    return RunSession(
-        request=request, environment=environment, state=state, server=server, segments=segments, checkpoints=checkpoints,
-        validator=validator, remote=draft.remote, advice=advice,
-        progress=draft.progress, stop=draft.stop, failures_without_progress=failures,
-    )  # fmt: skip
-
-
-def _worker_spec(request: RuntimeRequest, environment: EnvironmentReport, data: PreparedData, record: RunRecord) -> WorkerSpec:
-    return WorkerSpec(
-        request=request, rank=0, num_ranks=request.parallel.num_ranks, device=environment.device, dtype=environment.dtype,
-        num_threads=record.threads_per_rank, data_folder=data.train_dir, validation_folder=data.validation_dir,
-        pad_token_id=data.pad_token_id, rendezvous="", heartbeat_path="", board_path="", default_plan=record.default_plan,
-    )  # fmt: skip
 
 
 def _born(draft: RunDraft, environment: EnvironmentReport, data: PreparedData, model: ModelFacts) -> RunRecord:
@@ -316,8 +213,3 @@ def _born(draft: RunDraft, environment: EnvironmentReport, data: PreparedData, m
         threads_per_rank=environment.threads_per_rank,
         data_fingerprint=data.fingerprint, model_fingerprint=model.fingerprint, versions=environment.versions, born_unix_s=time.time(),
     )  # fmt: skip
-
-
-def _known(value: T | None) -> T:
-    assert value is not None, "opening tasks run in order: examine, acquire, prepare"
-    return value

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from mem_core import bootstrap
-from mem_core.bootstrap import RunDraft
 from mem_core.core.mem_orchestrator import Train
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
@@ -12,6 +11,7 @@ from mem_core.domain.segment import SegmentInterrupted
 from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.telemetry.progress import Progress
 from mem_core.runtime.session.checkpoint_service import SaveResult
+from mem_core.runtime.session.draft import RunDraft
 from mem_core.runtime.session.run_session import RetrySegment, RunSession
 from mem_core.runtime.worker_group.processes import ForkServer
 
@@ -49,7 +49,7 @@ def drive(
         error = exc
         raise
     finally:
-        _close(draft, error)
+        draft.close(error)
     return draft.session.result()
 
 
@@ -65,16 +65,6 @@ class BorrowedServer(ForkServer):
 
     def close(self) -> None:
         """Left to the owner."""
-
-
-def _close(draft: RunDraft, error: BaseException | None) -> None:
-    if draft.session is not None:
-        draft.session.close(error)
-        return
-    if draft.server is not None:
-        draft.server.close()
-    if draft.state is not None:
-        draft.state.release()
 
 
 def _loop(session: RunSession, before_segment: BeforeSegment) -> None:

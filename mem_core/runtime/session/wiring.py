@@ -1,0 +1,94 @@
+"""From a prepared draft to a session: which part gets which other parts."""
+
+import os
+from dataclasses import replace
+
+from mem_core.core.state_manager import RunRecord
+from mem_core.domain.checkpoint import CheckpointExpectation, TrainingPosition
+from mem_core.domain.environment import EnvironmentReport
+from mem_core.domain.request import RuntimeRequest
+from mem_core.infrastructure.settings import child_environment
+from mem_core.runtime.checkpoint_manager.manager import CheckpointManager
+from mem_core.runtime.checkpoint_manager.validator import IntegrityValidator
+from mem_core.runtime.data.values import PreparedData
+from mem_core.runtime.session.advice_service import AdviceService
+from mem_core.runtime.session.checkpoint_service import CheckpointService
+from mem_core.runtime.session.draft import RunDraft, known
+from mem_core.runtime.session.replay_service import ReplayService
+from mem_core.runtime.session.reshard_service import ReshardService, reshard_run
+from mem_core.runtime.session.run_session import RunSession, folded_limits
+from mem_core.runtime.session.segment_service import SegmentService
+from mem_core.runtime.session.skip_list import SkipList
+from mem_core.runtime.session.validator_process import ValidatorProcess
+from mem_core.runtime.worker.protocol import WorkerSpec
+
+
+def wire(draft: RunDraft, record: RunRecord) -> RunSession:
+    """Everything of one attempt. Brings a newer checkpoint from the mirror and converts to another shape where that is due.
+
+    Raises:
+        StoreUnavailable, RunHeld: the mirror cannot be used. RequestError, NoValidCheckpoint: the conversion is not possible or not proven.
+    """
+    request, environment = draft.request, known(draft.environment)
+    state, server, data = known(draft.state), known(draft.server), known(draft.data)
+    key = draft.settings.manifest_key.encode() if draft.settings.manifest_key else None
+    validator = ValidatorProcess(server, IntegrityValidator(signature_key=key))
+    manager = CheckpointManager(
+        state.folder,
+        request.run_id,
+        state.attempt,
+        request.checkpoint,
+        CheckpointExpectation(num_ranks=request.parallel.num_ranks, zero_stage=request.parallel.zero_stage),
+        fence=state.fence,
+        emit=state.emit,
+        validator=validator,
+        held=draft.remote.held if draft.remote is not None else tuple,
+        signature_key=key,
+    )
+    if draft.remote is not None:
+        draft.remote.catch_up(manager)
+    budget = next((item for item in environment.memory if item.kind == "host"), None)
+    limit_bytes = budget.budget_bytes if budget is not None else 0
+    on_valid = draft.remote.submit if draft.remote is not None else lambda step, folder: None
+    checkpoints = CheckpointService(manager, state.folder, limit_bytes, on_valid)
+    spec = replace(_worker_spec(request, environment, data, record), on_built=draft.on_built)
+    if record != state.record():
+        environ = child_environment(draft.settings, device="cpu")
+        live = state.folder / "live" / f"{os.getpid()}-reshard"
+        skips = SkipList(spec, state).batches
+        service = ReshardService(manager, server, spec, live, environ, state.emit, key, draft.on_converted, skips)
+        reshard_run(service, state, record, on_valid)
+    failures, highest_step, pace = folded_limits(state)
+    segments = SegmentService(
+        server=server,
+        spec=spec,
+        state=state,
+        checkpoints=checkpoints,
+        ledger=draft.ledger,
+        progress=draft.progress,
+        fresh=TrainingPosition(applied_steps=0, batch_index=0),
+        versions=environment.versions,
+        data_fingerprint=data.fingerprint,
+        memory_limit_bytes=limit_bytes,
+        stop=draft.stop,
+        highest_step=highest_step,
+        pace=pace,
+    )
+    advice = AdviceService(request, environment, state, known(draft.policy), record.default_plan, draft.planner, state.folder / "metrics")
+    live = state.folder / "live" / f"{os.getpid()}-replay"
+    validator.replay = ReplayService(
+        server, segments.spec, live, segments.replay_evidence, lambda: segments.skips.batches, lambda: segments.failed_batches
+    )  # fmt: skip
+    return RunSession(
+        request=request, environment=environment, state=state, server=server, segments=segments, checkpoints=checkpoints,
+        validator=validator, remote=draft.remote, advice=advice,
+        progress=draft.progress, stop=draft.stop, failures_without_progress=failures,
+    )  # fmt: skip
+
+
+def _worker_spec(request: RuntimeRequest, environment: EnvironmentReport, data: PreparedData, record: RunRecord) -> WorkerSpec:
+    return WorkerSpec(
+        request=request, rank=0, num_ranks=request.parallel.num_ranks, device=environment.device, dtype=environment.dtype,
+        num_threads=record.threads_per_rank, data_folder=data.train_dir, validation_folder=data.validation_dir,
+        pad_token_id=data.pad_token_id, rendezvous="", heartbeat_path="", board_path="", default_plan=record.default_plan,
+    )  # fmt: skip
