@@ -64,19 +64,29 @@ def read_level(version: _Version, folder: Path, root: Path = Path("/")) -> Cgrou
 
 
 class KillCounter:
-    """Kills by the kernel's OOM killer in a process's groups since this was made; the process may be gone when it is asked."""
+    """Kills by the kernel's OOM killer in a process's groups since it was first seen there; it may be gone when this is asked."""
 
     def __init__(self, pid: int, root: Path = Path("/")) -> None:
-        self._folders = memory_cgroup_folders(pid, root)
-        self._root = root
-        self._before = self._count()
+        self._pid, self._root = pid, root
+        self._path: str | None = None
+        self._before: dict[tuple[_Version, Path], int] = {}
+        self.follow()
+
+    def follow(self) -> None:
+        """Watch the groups that the process is in now as well: it may be moved, and one that ends is moved to the root by the kernel."""
+        path = _text(self._root / "proc" / str(self._pid) / "cgroup")
+        if not path or path == self._path:
+            return
+        self._path = path
+        for folder in memory_cgroup_folders(self._pid, self._root):
+            self._before.setdefault(folder, self._count(folder))
 
     def kills(self) -> int:
         """How many more there are now."""
-        return self._count() - self._before
+        return sum(self._count(folder) - before for folder, before in self._before.items())
 
-    def _count(self) -> int:
-        return sum(level.oom_kills for level in read_levels(self._folders, self._root))
+    def _count(self, folder: tuple[_Version, Path]) -> int:
+        return sum(level.oom_kills for level in read_levels((folder,), self._root))
 
 
 def pids_left(pid: int | Literal["self"] = "self", root: Path = Path("/")) -> int | None:

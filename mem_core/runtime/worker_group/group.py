@@ -81,7 +81,7 @@ class WorkerGroup:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._on_record = on_record
         self._memory_limit_bytes = memory_limit_bytes
-        self._kill_counters: list[KillCounter] = []
+        self._kill_counters: dict[int, KillCounter] = {}
         self.board = Board.create(self._folder / "board")
         self.failure: SegmentFailure | None = None
         self.num_ranks = spec.num_ranks
@@ -121,7 +121,6 @@ class WorkerGroup:
     def restore(self, folder: str | None, position: TrainingPosition, replay_until: int = 0) -> Ready:
         """Build the engines and take a checkpoint's state. Raises GroupFailed."""
         replies = self._ask(Restore(folder, position, replay_until))
-        self._kill_counters = [KillCounter(pid) for pid in self.pids]
         assert isinstance(replies[0], Ready)
         return replies[0]
 
@@ -197,6 +196,7 @@ class WorkerGroup:
                 rank, reply = self._pump.replies.get(timeout=POLL_S)
             except queue.Empty:
                 each_poll()
+                self._follow_groups()
                 self._check_silence(asked_s, replies)
                 continue
             if reply is None or isinstance(reply, Failed):
@@ -242,7 +242,15 @@ class WorkerGroup:
             limit_bytes=self._memory_limit_bytes or None,
             last_lines=tail(child.log_path, 20),
         )
-        return classify_death(evidence, oom_kills=sum(counter.kills() for counter in self._kill_counters))
+        return classify_death(evidence, oom_kills=sum(counter.kills() for counter in self._kill_counters.values()))
+
+    def _follow_groups(self) -> None:
+        """Count the kernel's kills from before anything can be killed: a rank may die while it starts."""
+        for pid in self.pids:
+            if pid in self._kill_counters:
+                self._kill_counters[pid].follow()
+            else:
+                self._kill_counters[pid] = KillCounter(pid)
 
     def _check_silence(self, asked_s: float, replies: dict[int, Reply]) -> None:
         # A rank that is not forked yet waits for the server's imports: the server's CPU time is its own.
