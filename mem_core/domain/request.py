@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from mem_core.domain.units import parse_bytes
+
 MAX_SEGMENTS = 1_000
 STEPS_LIMIT = 1_000_000
 OWNED_DEEPSPEED_KEYS = frozenset(
@@ -65,9 +67,7 @@ class ModelSection(Section):
     activation_checkpointing: Literal["auto", "on", "off"] = Field(
         default="auto", description="Recompute activations in the backward pass to save memory."
     )
-    compile: Literal["auto", "on", "off"] = Field(
-        default="auto", description="torch.compile through the engine; auto leaves it off."
-    )
+    compile: Literal["auto", "on", "off"] = Field(default="auto", description="torch.compile through the engine; auto leaves it off.")
     lora: LoraSection | None = Field(default=None, title="LoRA", description="Low-rank adapters; null trains every weight.")
 
 
@@ -315,24 +315,3 @@ class RuntimeRequest(Section):
     def effective_segment_steps(self) -> int:
         """Steps of a segment after the cap on the number of segments, so that Prefect's database stays light."""
         return max(self.training.segment_steps, -(-self.training.max_steps // MAX_SEGMENTS))
-
-
-_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-
-
-def parse_bytes(text: int | str) -> int:
-    """`"6GiB"` -> 6442450944.
-
-    Raises:
-        ValueError: not a positive number with an optional unit.
-    """
-    raw = str(text).strip().lower()
-    number = raw.rstrip("kmgtib ").strip()
-    unit = raw[len(number) :].strip()
-    try:
-        size_bytes = int(float(number) * _UNITS[unit])
-    except (ValueError, KeyError, OverflowError) as exc:
-        raise ValueError(f"{text!r} is not a size; write bytes or a number with KiB, MiB, GiB, such as 6GiB") from exc
-    if size_bytes <= 0:
-        raise ValueError(f"{text!r} is not a positive size")
-    return size_bytes
