@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flows.prefect_view.curves import Curve
 from mem_core.domain.checkpoint import CheckpointVerdict
@@ -89,8 +89,8 @@ class RunBoard:
     _sequence: int = -1
 
     def add_view(self, view: View) -> None:
-        """Where things are now."""
-        self.view = view
+        """Where things are now. Between two steps (a restore, an evaluation) numbers are unknown: the newest known ones stay."""
+        self.view = _with_known(view, self.view)
         self.updated_unix_s = time.time()
         if isinstance(view, ProgressView):
             self.step = view.step
@@ -167,3 +167,10 @@ class RunBoard:
     def preparing(self) -> PreparingView | None:
         """Set while data is being prepared."""
         return self.view if isinstance(self.view, PreparingView) else None
+
+
+def _with_known(view: View, before: View | None) -> View:
+    if not isinstance(view, ProgressView) or not isinstance(before, ProgressView):
+        return view
+    unknown = [name for name in ("loss", "learning_rate", "tokens_per_s", "memory_bytes") if getattr(view, name) is None]
+    return replace(view, **{name: getattr(before, name) for name in unknown})

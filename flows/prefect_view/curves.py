@@ -31,12 +31,17 @@ class Curve:
             self._stride *= 2
 
 
-def curve_svg(curve: Curve, title: str, colour: str, unit: str = "", level: tuple[str, float] | None = None) -> str:
-    """An SVG picture of a curve with its bounds in words; `level` is a line to compare with, such as a memory limit."""
+def curve_svg(
+    curve: Curve, title: str, colour: str, unit: str = "", level: tuple[str, float] | None = None, from_zero: bool = False
+) -> str:
+    """An SVG picture of a curve with its bounds in words; `level` is a line to compare with, such as a memory limit.
+
+    `from_zero`: an amount, whose small changes must not look like large ones.
+    """
     values = [value for _, value in curve.points] + ([level[1]] if level else [])
     low, high = min(values), max(values)
     margin = (high - low) * 0.06 or abs(high) * 0.05 or 1.0
-    low, high = low - margin, high + margin
+    low, high = 0.0 if from_zero else low - margin, high * 1.2 if from_zero else high + margin
     steps = [step for step, _ in curve.points]
     path = " ".join(f"{_x(step, steps):.1f},{_y(value, low, high):.1f}" for step, value in curve.points)
     newest = curve.points[-1]

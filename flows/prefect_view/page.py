@@ -9,6 +9,8 @@ from mem_core.domain.policy import PolicyDecision
 from mem_core.domain.units import format_bytes, format_seconds
 from mem_core.infrastructure.telemetry.progress import ProgressView, describe
 
+STEPPING = ("", "forward", "backward", "step", "data")
+
 
 def render_page(board: RunBoard, run_folder: str, report_url: str) -> str:
     """The whole page."""
@@ -31,9 +33,23 @@ def status_line(board: RunBoard) -> str:
     if board.ended is not None:
         message = f": {board.ended.message}" if board.ended.message else ""
         return f"{board.ended.status} at step {board.step:,} of {board.total_steps:,}{message}"
+    if isinstance(board.view, ProgressView):
+        return _training_line(board, board.view)
     if board.view is not None:
         return describe(board.view).replace("  ", " · ")
     return "examining the machine" if board.environment is None else "starting workers"
+
+
+def _training_line(board: RunBoard, view: ProgressView) -> str:
+    """The most wanted parts first: the UI's cards cut the end."""
+    parts = (
+        f"step {board.step:,} of {board.total_steps:,} ({board.percent:.1f} %)",
+        f"loss {view.loss:.4f}" if view.loss is not None else "",
+        f"{view.tokens_per_s:,.0f} tokens/s" if view.tokens_per_s is not None else "",
+        f"step {board.validated_step:,} proven" if board.validated_step else "",
+        "" if view.phase in STEPPING else f"now: {view.phase}",
+    )
+    return " · ".join(part for part in parts if part)
 
 
 def _progress(board: RunBoard) -> str:
@@ -64,7 +80,7 @@ def _pictures(board: RunBoard) -> list[str]:
     if len(board.loss.points) > 1:
         pictures.append(f"![loss]({data_url(curve_svg(board.loss, 'Loss', '#2563b0'))})")
     if len(board.memory.points) > 1:
-        pictures.append(f"![memory]({data_url(curve_svg(board.memory, 'Memory of the workers', '#2f8f5b', ' MiB'))})")
+        pictures.append(f"![memory]({data_url(curve_svg(board.memory, 'Memory of the workers', '#2f8f5b', ' MiB', from_zero=True))})")
     return pictures
 
 
@@ -78,8 +94,13 @@ def _checkpoints(board: RunBoard) -> str:
 def _checkpoint(row: CheckpointRow) -> tuple[str, ...]:
     verdict = row.verdict
     word = _verdict(verdict)
-    judged = format_seconds(verdict.duration_s) if verdict is not None else ""
-    return (f"{row.step:,}", word, format_bytes(row.size_bytes), format_seconds(row.save_s), judged, row.removed or "yes")
+    judged = _short(verdict.duration_s) if verdict is not None else ""
+    kept = f"no ({row.removed})" if row.removed else "yes"
+    return (f"{row.step:,}", word, format_bytes(row.size_bytes), _short(row.save_s), judged, kept)
+
+
+def _short(duration_s: float) -> str:
+    return f"{duration_s * 1e3:.0f} ms" if duration_s < 1 else format_seconds(duration_s)
 
 
 def _verdict(verdict: CheckpointVerdict | None) -> str:

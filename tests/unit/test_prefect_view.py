@@ -14,7 +14,17 @@ from flows.prefect_view.news import MemEvent, event_of, log_line
 from flows.prefect_view.page import render_page, status_line, table
 from flows.prefect_view.publisher import LOG_LIMIT, QUEUE_LIMIT, Pace, PrefectView
 from mem_core.domain.checkpoint import CheckpointVerdict
-from mem_core.domain.events import CheckpointCommitted, CheckpointJudged, Event, FaultMet, JournalLine, Recovered, RunEnded, SegmentEnded
+from mem_core.domain.events import (
+    CheckpointCommitted,
+    CheckpointJudged,
+    CheckpointRemoved,
+    Event,
+    FaultMet,
+    JournalLine,
+    Recovered,
+    RunEnded,
+    SegmentEnded,
+)
 from mem_core.domain.segment import Evidence, SegmentCompleted, WorkerLost
 from mem_core.infrastructure.telemetry.progress import NoProgress, ProgressView
 
@@ -69,6 +79,33 @@ def test_the_board_counts_everything_and_shows_the_newest() -> None:
     assert "after 1.5 s" in page
     assert "x \\| y &lt;b>" in page
     assert len(page) < 40_000
+
+
+def test_the_line_of_a_run_in_training_says_the_most_wanted_first_and_keeps_what_it_knew() -> None:
+    """An evaluation knows no loss: the newest known one stays, and what is being done is said."""
+    board = RunBoard("r", 1_000)
+    board.add_line(line(0, judged(100)))
+    board.add_view(ProgressView(step=150, total_steps=1_000, loss=2.5, tokens_per_s=6_311.4, phase="step"))
+    assert status_line(board) == "step 150 of 1,000 (15.0 %) · loss 2.5000 · 6,311 tokens/s · step 100 proven"
+    board.add_view(ProgressView(step=160, total_steps=1_000, phase="evaluate"))
+    assert status_line(board) == "step 160 of 1,000 (16.0 %) · loss 2.5000 · 6,311 tokens/s · step 100 proven · now: evaluate"
+    assert "| tokens a second | 6,311 |" in render_page(board, "/runs/r", "")
+
+
+def test_an_amount_is_drawn_from_zero() -> None:
+    """24 MiB more of 350 is a small slope; the axis begins at 0."""
+    curve = Curve()
+    for step, value in ((1, 339.0), (2, 363.0)):
+        curve.add(step, value)
+    assert ">0.00<" in curve_svg(curve, "Memory", "#000", from_zero=True)
+    assert ">0.00<" not in curve_svg(curve, "Memory", "#000")
+
+
+def test_a_checkpoint_says_when_it_is_gone_and_small_times_in_milliseconds() -> None:
+    board = RunBoard("r", 100)
+    board.add_line(line(0, CheckpointCommitted(step=10, size_bytes=5, duration_s=0.042)))
+    board.add_line(line(1, CheckpointRemoved(step=10, reason="rotation")))
+    assert "| 42 ms |  | no (rotation) |" in render_page(board, "/runs/r", "")
 
 
 def test_a_line_read_twice_is_folded_once() -> None:
