@@ -10,9 +10,9 @@ from mem_core.domain.units import Value
 class Hyperparams(Value):
     """The values that reach the engine for one segment, after policy. The learning rate is base schedule × lr_multiplier."""
 
-    lr_multiplier: float = Field(1.0, gt=0, allow_inf_nan=False)
-    gradient_clip_norm: float = Field(1.0, gt=0, allow_inf_nan=False)
-    loss_scale_initial_power: int = Field(10, ge=0)
+    lr_multiplier: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    gradient_clip_norm: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    loss_scale_initial_power: int = Field(default=10, ge=0)
 
 
 class MemoryPlan(Value):
@@ -22,7 +22,7 @@ class MemoryPlan(Value):
     """
 
     micro_batch_rows: int = Field(ge=0)
-    micro_batch_tokens: int = Field(0, ge=0)
+    micro_batch_tokens: int = Field(default=0, ge=0)
     activation_checkpointing: bool = False
     offload_optimizer: Literal["none", "cpu"] = "none"
 

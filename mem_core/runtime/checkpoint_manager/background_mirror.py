@@ -22,7 +22,7 @@ class MirrorState:
 class BackgroundMirror:
     """Pushes in one thread, newest first wanted: at most one upload in flight and one waiting. Never raises into training."""
 
-    def __init__(self, mirror: Mirror, emit: Callable[[Event], None]) -> None:
+    def __init__(self, mirror: Mirror, emit: Callable[[Event], object]) -> None:
         self._mirror, self._emit = mirror, emit
         self._changed = threading.Condition()
         self._waiting: tuple[int, Path] | None = None

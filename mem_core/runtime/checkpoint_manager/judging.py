@@ -31,7 +31,7 @@ class Judge:
     catalog: Catalog
     lock: threading.RLock
     fence: Callable[[], None]
-    emit: Callable[[Event], None]
+    emit: Callable[[Event], object]
     validator: Validator
     scan: Callable[[Path], tuple[str, ...]]
     initial_weights_digest: str = ""

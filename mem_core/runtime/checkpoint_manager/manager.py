@@ -57,7 +57,7 @@ class CheckpointManager:
         expectation: CheckpointExpectation,
         *,
         fence: Callable[[], None],
-        emit: Callable[[Event], None],
+        emit: Callable[[Event], object],
         validator: Validator,
         clock: Callable[[], float] = time.time,
         disk: Disk | None = None,

@@ -45,7 +45,7 @@ class Mirror:
         section: CheckpointSection,
         *,
         fence: Callable[[], None],
-        emit: Callable[[Event], None],
+        emit: Callable[[Event], object],
         owner: str = "",
         lease_s: float = 60.0,
         clock: Callable[[], float] = time.time,

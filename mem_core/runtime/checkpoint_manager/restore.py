@@ -11,7 +11,7 @@ from mem_core.runtime.checkpoint_manager.manifest_codec import ManifestDamaged
 from mem_core.runtime.checkpoint_manager.mirror import Mirror
 
 
-def resume_point(manager: CheckpointManager, mirror: Mirror | None, emit: Callable[[Event], None]) -> CheckpointManifest | None:
+def resume_point(manager: CheckpointManager, mirror: Mirror | None, emit: Callable[[Event], object]) -> CheckpointManifest | None:
     """The newest valid checkpoint of local disk and mirror, on the local disk when this returns; None if there is none anywhere.
 
     A mirror that is away does not stop a run that has a local checkpoint (emitted). Without one it does: a start at 0 while the mirror
@@ -42,7 +42,7 @@ def resume_point(manager: CheckpointManager, mirror: Mirror | None, emit: Callab
 
 
 def restore_from_mirror(
-    manager: CheckpointManager, mirror: Mirror, emit: Callable[[Event], None], newer_than: int = -1
+    manager: CheckpointManager, mirror: Mirror, emit: Callable[[Event], object], newer_than: int = -1
 ) -> CheckpointManifest | None:
     """Bring the best mirrored checkpoint beyond step `newer_than` to the local disk and judge it here. None if there is none (emitted).
 
