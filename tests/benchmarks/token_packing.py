@@ -4,9 +4,9 @@ Long-tailed documents (log-normal lengths), one rank, one engine: each global ba
 alternation, so that a busy machine slows all alike. All stay under the same padded tokens per pass. "in order" takes rows as they
 come, padded to the longest of their pass, as trainers do; "fixed" has them sorted by length first, as MEM does with any plan.
 
-Two settings by default, since packing saves passes, not arithmetic: llama-nano at 512 tokens, where a pass of two short rows leaves
-the processor idle as it does a device (the claim is about this one), and llama-tiny at 1,024 tokens, where two rows keep one core
-busy and packing gains nothing over rows sorted by length, only over rows as they come. `padded` is padded ÷ real tokens.
+Two settings by default, since packing saves passes and padding, not arithmetic: llama-nano at 512 tokens, where a pass of two short
+rows leaves the processor idle as it does a device (the claim is about this one), and llama-tiny at 1,024 tokens, where two rows keep
+one core busy, so that only padding is saved. "padded" is padded ÷ real tokens.
 
     python tests/benchmarks/token_packing.py [--batches 20] [--model preset:llama-nano --length 512] [--safe-rows 2] [--rows 64]
 """

@@ -109,3 +109,32 @@ def test_impossible_splits_are_refused() -> None:
         split_batch(np.ones(7, np.int32), 2, MemoryPlan(micro_batch_rows=1), bucket)
     with pytest.raises(ValueError, match="does not fit"):
         padded_length(129, 128)
+
+
+def test_short_rows_are_not_padded_to_a_long_one_to_fill_a_pass() -> None:
+    """Two rows of 512 and thirty of 32 under 1,024 tokens: two passes, and not padding that costs more than a pass."""
+    lengths = np.array([512] + [32] * 30 + [512])
+    split = split_batch(lengths, 1, MemoryPlan(micro_batch_rows=0, micro_batch_tokens=1_024), bucket)
+    assert [len(micro) for micro in split[0]] == [2, 30]
+    assert set(split[0][0]) == {0, 31}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_cuts_are_the_cheapest_there_are(seed: int) -> None:
+    """Against every way to cut eight rows, a pass counted as 256 tokens more."""
+    lengths = np.sort(np.random.default_rng(seed).integers(1, 400, 8))[::-1]
+    (split,) = split_batch(lengths, 1, MemoryPlan(micro_batch_rows=0, micro_batch_tokens=800), bucket)
+
+    def cost(sizes: tuple[int, ...]) -> float:
+        starts = np.cumsum((0, *sizes[:-1]))
+        padded = [size * bucket(int(lengths[start])) for size, start in zip(sizes, starts, strict=True)]
+        allowed = all(tokens <= 800 or size == 1 for tokens, size in zip(padded, sizes, strict=True))
+        return sum(padded) + 256 * len(sizes) if allowed else float("inf")
+
+    mine = tuple(len(micro) for micro in split)
+    assert cost(mine) == min(map(cost, _compositions(8)))
+
+
+def _compositions(total: int) -> list[tuple[int, ...]]:
+    """Every way to write `total` as a sum in order."""
+    return [()] if total == 0 else [(first, *rest) for first in range(1, total + 1) for rest in _compositions(total - first)]
