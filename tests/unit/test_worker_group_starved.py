@@ -11,6 +11,7 @@ import pytest
 
 from mem_core.infrastructure.process_facts import active_seconds, cpu_seconds
 
+LOOKS = 4
 SPIN, SLEEP = "while True: pass", "import time; time.sleep(60)"
 
 
@@ -31,7 +32,7 @@ def start() -> Iterator[Callable[[str, int], int]]:
         process.wait()
 
 
-def activity(pid: int, seconds: float = 2.0) -> tuple[float, float]:
+def activity(pid: int, seconds: float = 1.0) -> tuple[float, float]:
     """(active, CPU) seconds per second of wall time."""
     before, cpu_before, started_s = active_seconds(pid), cpu_seconds(pid), time.monotonic()
     time.sleep(seconds)
@@ -45,7 +46,9 @@ def test_a_starved_process_is_active_although_it_hardly_computes(start: Callable
         start(SPIN)
     starved = start(SPIN, 19)
     time.sleep(1.0)
-    active, computed = activity(starved)
+    # The kernel books a wait for a core when it is over: on a busy machine that takes more than one look.
+    looks = [activity(starved) for _ in range(LOOKS)]
+    active, computed = (sum(values) / LOOKS for values in zip(*looks, strict=True))
     assert active > 0.5
     assert computed < 0.4
 
