@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from flows.prefect_view.curves import Curve
@@ -93,9 +94,21 @@ class RunBoard:
         self.view = _with_known(view, self.view)
         self.updated_unix_s = time.time()
         if isinstance(view, ProgressView):
-            self.step = view.step
-            self.loss.add(view.step, view.loss)
-            self.memory.add(view.step, view.memory_bytes / 2**20 if view.memory_bytes else None)
+            self.step = view.step or self.step  # fresh workers say 0 until they have restored
+            if view.loss is not None:
+                self.loss.add(view.step, view.loss)
+                self.memory.add(view.step, view.memory_bytes / 2**20 if view.memory_bytes else None)
+
+    def draw_past(self, steps: Sequence[int], losses: Sequence[float], peak_bytes: Sequence[int]) -> None:
+        """Curves of what earlier attempts did, instead of the few points that the journal has of them. Not empty."""
+        newer = [[point for point in curve.points if point[0] > steps[-1]] for curve in (self.loss, self.memory)]
+        self.loss, self.memory = Curve(), Curve()
+        for step, loss, peak in zip(steps, losses, peak_bytes, strict=True):
+            self.loss.add(step, loss)
+            self.memory.add(step, peak / 2**20 if peak else None)
+        for curve, points in zip((self.loss, self.memory), newer, strict=True):
+            for step, value in points:
+                curve.add(step, value)
 
     def add_line(self, line: JournalLine) -> bool:
         """Fold one line in; False where it was folded in before."""

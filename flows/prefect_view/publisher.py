@@ -12,6 +12,7 @@ from typing import Any
 
 from flows.prefect_view.api import ViewApi
 from flows.prefect_view.board import RunBoard
+from flows.prefect_view.curves import MAX_POINTS
 from flows.prefect_view.news import event_of, log_line
 from flows.prefect_view.page import render_page, status_line
 from mem_core.core.state_manager import StateManager
@@ -151,11 +152,22 @@ class PrefectView:
             history, self._history = self._history, None
             for line in history():
                 self._take(line)
+            if self._attempt > 1:
+                self._guard(self._draw_past)
         while True:
             try:
                 self._take(self._lines.get_nowait())
             except queue.Empty:
                 break
+
+    def _draw_past(self) -> None:
+        from mem_core.infrastructure.telemetry.metrics import read_metrics
+
+        columns = read_metrics(Path(self.run_folder) / "metrics")
+        stride = len(columns["step"]) // (MAX_POINTS - 1) + 1  # thinned before it becomes Python objects
+        drawn: list[list[Any]] = [columns[name][::stride].tolist() for name in ("step", "loss", "peak_bytes")]
+        if drawn[0]:
+            self.board.draw_past(*drawn)
 
     def _take(self, line: JournalLine) -> None:
         if not self.board.add_line(line) or line.attempt != self._attempt:

@@ -3,9 +3,11 @@
 import logging
 import threading
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flows.prefect_view.board import NUM_CHECKPOINTS, NUM_FAULTS, RunBoard
@@ -13,6 +15,7 @@ from flows.prefect_view.curves import MAX_POINTS, Curve, curve_svg, data_url
 from flows.prefect_view.news import MemEvent, event_of, log_line
 from flows.prefect_view.page import render_page, status_line, table
 from flows.prefect_view.publisher import LOG_LIMIT, QUEUE_LIMIT, Pace, PrefectView
+from mem_core.core.state_manager import StateManager
 from mem_core.domain.checkpoint import CheckpointVerdict
 from mem_core.domain.events import (
     CheckpointCommitted,
@@ -26,6 +29,7 @@ from mem_core.domain.events import (
     SegmentEnded,
 )
 from mem_core.domain.segment import Evidence, SegmentCompleted, WorkerLost
+from mem_core.infrastructure.telemetry.metrics import METRIC_DTYPES, write_segment_metrics
 from mem_core.infrastructure.telemetry.progress import NoProgress, ProgressView
 
 
@@ -90,6 +94,14 @@ def test_the_line_of_a_run_in_training_says_the_most_wanted_first_and_keeps_what
     board.add_view(ProgressView(step=160, total_steps=1_000, phase="evaluate"))
     assert status_line(board) == "step 160 of 1,000 (16.0 %) · loss 2.5000 · 6,311 tokens/s · step 100 proven · now: evaluate"
     assert "| tokens a second | 6,311 |" in render_page(board, "/runs/r", "")
+
+
+def test_fresh_workers_take_nothing_off_the_page() -> None:
+    """They say step 0 until they have restored; what they know nothing of is neither drawn nor counted down."""
+    board = RunBoard("r", 1_000)
+    board.add_view(ProgressView(step=150, total_steps=1_000, loss=2.5, memory_bytes=2**20, phase="step"))
+    board.add_view(ProgressView(step=0, total_steps=1_000, memory_bytes=2**20, phase="restore"))
+    assert (board.step, board.loss.points, board.memory.points) == (150, [(150, 2.5)], [(150, 1.0)])
 
 
 def test_an_amount_is_drawn_from_zero() -> None:
@@ -264,3 +276,20 @@ def test_the_flow_log_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
             view.note(f"note {index}")
     assert len(caplog.records) == LOG_LIMIT
     assert "is full" in caplog.records[-1].getMessage()
+
+
+def test_a_retry_shows_the_curves_of_earlier_attempts(tmp_path: Path) -> None:
+    """From the run's own metrics: the journal has a point per segment only."""
+    steps = np.arange(1, 601)
+    zeros = {name: np.zeros(len(steps)) for name in METRIC_DTYPES}
+    StateManager.acquire(tmp_path, "r").release()
+    write_segment_metrics(tmp_path / "r" / "metrics", 600, {**zeros, "batch_index": steps - 1, "step": steps, "loss": 3.0 - steps / 1_000})
+    state = StateManager.acquire(tmp_path, "r")
+    view = PrefectView(NoProgress(), Api(), RunBoard("r", 1_000), logging.getLogger("test-view"), lambda reason: None)
+    view.follow(state)
+    state.emit(completed(610))
+    view.start().close()
+    state.release()
+    assert len(view.board.loss.points) > 100
+    assert view.board.loss.points[0] == (1, pytest.approx(2.999))
+    assert view.board.loss.points[-1] == (610, 2.5), "what is new comes after it"
