@@ -14,6 +14,7 @@ class Curve:
     """(step, value) pairs; when full, every second one is dropped and only every second new one is kept, and so on."""
 
     points: list[tuple[int, float]] = field(default_factory=list)
+    newest: tuple[int, float] | None = None
     _stride: int = 1
     _num_seen: int = 0
 
@@ -23,6 +24,7 @@ class Curve:
             return
         while self.points and self.points[-1][0] >= step:
             self.points.pop()
+        self.newest = (step, value)
         self._num_seen += 1
         if self._num_seen % self._stride == 0:
             self.points.append((step, value))
@@ -38,13 +40,14 @@ def curve_svg(
 
     `from_zero`: an amount, whose small changes must not look like large ones.
     """
-    values = [value for _, value in curve.points] + ([level[1]] if level else [])
+    points = curve.points if curve.newest in (None, *curve.points[-1:]) else [*curve.points, curve.newest]
+    values = [value for _, value in points] + ([level[1]] if level else [])
     low, high = min(values), max(values)
     margin = (high - low) * 0.06 or abs(high) * 0.05 or 1.0
     low, high = 0.0 if from_zero else low - margin, high * 1.2 if from_zero else high + margin
-    steps = [step for step, _ in curve.points]
-    path = " ".join(f"{_x(step, steps):.1f},{_y(value, low, high):.1f}" for step, value in curve.points)
-    newest = curve.points[-1]
+    steps = [step for step, _ in points]
+    path = " ".join(f"{_x(step, steps):.1f},{_y(value, low, high):.1f}" for step, value in points)
+    newest = points[-1]
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" font-family="sans-serif" font-size="12">',
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" rx="6" fill="#ffffff"/>',

@@ -58,6 +58,7 @@ def test_a_curve_stays_small_over_a_million_steps_and_keeps_its_shape() -> None:
     assert curve.points[-1][0] > 990_000
     assert all(step == value for step, value in curve.points)
     assert len(data_url(curve_svg(curve, "Loss", "#000"))) < 16_000
+    assert "step 999,999<" in curve_svg(curve, "Loss", "#000"), "the newest one is always drawn"
 
 
 def test_a_curve_takes_back_what_was_lost_and_leaves_out_what_is_no_number() -> None:
