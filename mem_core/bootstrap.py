@@ -181,7 +181,7 @@ def prepare(draft: RunDraft) -> PreparedData:
         prepare_ops(draft.request, draft.settings, environment.device, environment.max_build_jobs, draft.progress.note)
     with draft.ledger.bucket("data"):
         draft.model = describe_model(draft.request.model.source, draft.settings.model_cache_dir)
-        draft.data = prepare_tokens(draft.request, draft.settings.data_cache_dir, draft.model.vocab_size, draft.progress)
+        draft.data = prepare_tokens(draft.request, draft.settings, draft.model.vocab_size, draft.progress)
     record = state.record()
     if record is None:
         record = _born(draft, environment, draft.data, draft.model)

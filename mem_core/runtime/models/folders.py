@@ -32,6 +32,15 @@ def is_preset(source: str) -> bool:
     return name is not None
 
 
+def at_hand(source: str, cache_dir: Path) -> str:
+    """The same model without a URL: fetched into `cache_dir` once, so that no later step or process needs the network for it.
+
+    Raises:
+        RequestError: no such preset or folder. StoreUnavailable: a URL that cannot be read.
+    """
+    return source if is_preset(source) else str(local_model_folder(source, cache_dir))
+
+
 def local_model_folder(source: str, cache_dir: Path | None = None) -> Path:
     """The local folder of a model that is no preset; a URL is downloaded once into `cache_dir` (default: the temporary folder).
 

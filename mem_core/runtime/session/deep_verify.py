@@ -24,7 +24,7 @@ from mem_core.infrastructure.telemetry.metrics import Columns, read_metrics
 from mem_core.infrastructure.telemetry.progress import NoProgress
 from mem_core.runtime.checkpoint_manager.catalog import Catalog
 from mem_core.runtime.models.facts import describe_model
-from mem_core.runtime.session.prepare_service import prepare_tokens
+from mem_core.runtime.session.prepare_service import prepare_tokens, with_model_at_hand
 from mem_core.runtime.session.replay_service import UNRECORDED_STEPS, ReplayService, batch_after
 from mem_core.runtime.worker.protocol import ReplayEvidence, WorkerSpec
 from mem_core.runtime.worker_group.processes import ForkServer
@@ -77,7 +77,7 @@ def spec_of(record: RunRecord, settings: Settings) -> WorkerSpec:
     """What a rank of this run needs, from its record alone; token shards are made anew where the cache has lost them."""
     request = record.request
     model = describe_model(request.model.source, settings.model_cache_dir)
-    data = prepare_tokens(request, settings.data_cache_dir, model.vocab_size, NoProgress())
+    data = prepare_tokens(request, settings, model.vocab_size, NoProgress())
     if data.fingerprint != record.data_fingerprint:
         raise DataError(
             f"the data of run {record.run_id} has changed since it was born",
@@ -86,8 +86,9 @@ def spec_of(record: RunRecord, settings: Settings) -> WorkerSpec:
             bound=record.data_fingerprint[:16],
             remedy="Steps can only be redone on the data of the run; restore the files, or verify without --deep.",
         )
+    at_hand = with_model_at_hand(request, settings)
     return WorkerSpec(
-        request=request, rank=0, num_ranks=request.parallel.num_ranks, device=record.device, dtype=record.dtype,  # type: ignore[arg-type]
+        request=at_hand, rank=0, num_ranks=request.parallel.num_ranks, device=record.device, dtype=record.dtype,  # type: ignore[arg-type]
         num_threads=record.threads_per_rank, data_folder=data.train_dir, validation_folder=None, pad_token_id=data.pad_token_id,
         rendezvous="", heartbeat_path="", board_path="", default_plan=record.default_plan,
     )  # fmt: skip

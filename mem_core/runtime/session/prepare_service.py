@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from mem_core.domain.errors import EnvironmentUnfit
 from mem_core.domain.request import RuntimeRequest
@@ -13,6 +12,7 @@ from mem_core.infrastructure.telemetry.progress import PreparingView, Progress
 from mem_core.runtime.data.prepare import prepare_data
 from mem_core.runtime.data.values import PreparedData, PrepareProgress
 from mem_core.runtime.deepspeed.build_ops import ops_needed
+from mem_core.runtime.models.folders import at_hand
 
 BUILD_DEADLINE_S = 1_200.0
 
@@ -50,7 +50,13 @@ def prepare_ops(request: RuntimeRequest, settings: Settings, device: str, max_jo
         ) from exc
 
 
-def prepare_tokens(request: RuntimeRequest, cache: Path, vocab_size: int | None, progress: Progress) -> PreparedData:
+def with_model_at_hand(request: RuntimeRequest, settings: Settings) -> RuntimeRequest:
+    """What ranks are given: they never fetch a model themselves."""
+    source = at_hand(request.model.source, settings.model_cache_dir)
+    return request.model_copy(update={"model": request.model.model_copy(update={"source": source})})
+
+
+def prepare_tokens(request: RuntimeRequest, settings: Settings, vocab_size: int | None, progress: Progress) -> PreparedData:
     """Token shards of the request's data, with a progress bar while they are made. Raises DataError and its kin."""
 
     def show(done: PrepareProgress) -> None:
@@ -60,4 +66,5 @@ def prepare_tokens(request: RuntimeRequest, cache: Path, vocab_size: int | None,
             )
         )
 
-    return prepare_data(request.data, request.training.seed, request.model.source, vocab_size, cache, show)
+    tokenizer = at_hand(request.model.source, settings.model_cache_dir)
+    return prepare_data(request.data, request.training.seed, tokenizer, vocab_size, settings.data_cache_dir, show)

@@ -14,6 +14,7 @@ from mem_core.runtime.data.values import PreparedData
 from mem_core.runtime.session.advice_service import AdviceService
 from mem_core.runtime.session.checkpoint_service import CheckpointService
 from mem_core.runtime.session.draft import RunDraft, known
+from mem_core.runtime.session.prepare_service import with_model_at_hand
 from mem_core.runtime.session.replay_service import ReplayService
 from mem_core.runtime.session.reshard_service import ReshardService, reshard_run
 from mem_core.runtime.session.run_session import RunSession, folded_limits
@@ -51,7 +52,8 @@ def wire(draft: RunDraft, record: RunRecord) -> RunSession:
     limit_bytes = budget.budget_bytes if budget is not None else 0
     on_valid = draft.remote.submit if draft.remote is not None else lambda step, folder: None
     checkpoints = CheckpointService(manager, state.folder, limit_bytes, on_valid)
-    spec = replace(_worker_spec(request, environment, data, record), on_built=draft.on_built)
+    at_hand = with_model_at_hand(request, draft.settings)
+    spec = replace(_worker_spec(at_hand, environment, data, record), on_built=draft.on_built)
     if record != state.record():
         environ = child_environment(draft.settings, device="cpu")
         live = state.folder / "live" / f"{os.getpid()}-reshard"
