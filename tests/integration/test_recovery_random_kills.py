@@ -101,6 +101,7 @@ def test_six_kills_at_random_moments(tmp_path: Path, drive: Callable[..., RunRes
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3_600)
 def test_fifty_kills_at_random_moments(tmp_path: Path, drive: Callable[..., RunResult], nano: Callable[..., RuntimeRequest]) -> None:
     """The same for longer."""
     check(tmp_path, drive, nano, moments=50, steps=3_000)
