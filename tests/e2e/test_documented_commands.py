@@ -205,15 +205,21 @@ def test_what_needs_a_server(tmp_path: Path, tmp_path_factory: pytest.TempPathFa
         shell.say("prefect config set PREFECT_SERVER_EVENTS_RETENTION_PERIOD=3d")
         with shell.stays("prefect worker start --pool mem-process", "started!"):
             submit_a = next(command for command in of_kind("server") if '"run_id": "a"' in command)
-            flow_run = flow_run_of(shell.say(submit_a))
-            wait_for(lambda: site.state(flow_run) == "Running", "the run of a", 120)
+            assert site.wait_end(flow_run_of(shell.say(submit_a)))["state_name"] == "Completed"
+            long = {"run_id": "long", "device": "cpu", "training.max_steps": 100_000, "training.segment_steps": 50}
+            flow_run = site.run_deployment("endurance/endurance", overrides=long)
+            proven = tmp_path / "mem" / "runs" / "long" / "checkpoints"
+            wait_for(lambda: any(proven.glob("step-*/verdict.json")), "a proven checkpoint", 240)
             assert flow_run in shell.say("prefect flow-run ls --state Running")
-            wait_for(lambda: (tmp_path / "mem" / "runs" / "a" / "metrics").exists() or site.state(flow_run) != "Running", "steps", 120)
             shell.say("prefect flow-run cancel ID", ID=flow_run)
             assert site.wait_end(flow_run)["state_name"] == "Cancelled"
-            shell.say("prefect flow-run retry ID", ID=flow_run)
-            wait_for(lambda: site.state(flow_run) == "Completed", "the end of a", 240)
+            confirmed = "Flow run was cancelled successfully."  # see RUNBOOK: a retry before that is cancelled too
+            wait_for(lambda: site.flow_run(flow_run)["state"]["message"] == confirmed, "the runner's word", 120)
             assert flow_run in shell.say("prefect flow-run ls")
+            shell.say("prefect flow-run retry ID", ID=flow_run)
+            wait_for(lambda: site.flow_run(flow_run)["run_count"] == 2, "the second start", 120)
+            shell.say("prefect flow-run cancel ID", ID=flow_run)
+            assert site.wait_end(flow_run)["state_name"] == "Cancelled"
             proof = flow_run_of(shell.say("prefect deployment run restore-drill/restore-drill -p run_id=RUN", RUN="a"))
             assert site.wait_end(proof)["state_name"] == "Completed"
         with shell.stays("mem serve", "Ctrl-C stops"):

@@ -149,6 +149,7 @@ def test_a_deleted_flow_run_stops_with_a_checkpoint_and_harms_no_other(site: Sit
     site.wait_validated("deleted", 50)
     assert site.prefect("flow-run", "delete", doomed).returncode == 0
     wait_for(lambda: not site.processes("deleted"), "end of every process", 40)
+    wait_for(lambda: (site.store / "deleted" / "result.json").exists(), "the result, which is written after the workers' end", 60)
     assert site.result("deleted")["exit_code"] == 75
     request = {"run_id": "after-delete", "store": str(site.store), "device": "cpu"}
     assert site.wait_end(site.run_deployment("doctor/doctor", request=request))["state_name"] == "Completed"
