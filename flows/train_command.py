@@ -13,7 +13,7 @@ from flows.report_commands import run_status
 from mem_core.bootstrap import close_early_fork_server, early_fork_server, examine_only, live_root
 from mem_core.core.environment_doctor import error_of
 from mem_core.core.reconcile import reconcile
-from mem_core.core.state_manager import RunRecord
+from mem_core.core.run_record import read_record
 from mem_core.domain.errors import InternalError, Interrupted, MemError
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
@@ -71,11 +71,11 @@ def result_if_finished(folder: Path, request: RuntimeRequest, allow_reshard: boo
     """The result of a run that has already done what is asked, from its journal; None where something is left to do.
 
     Raises:
-        RequestError: the run was born with other values.
+        RequestError: the run was born with other values. NoValidCheckpoint: its record is damaged.
     """
-    if not (folder / "run.json").is_file() or not (folder / "journal").is_dir():
+    record = read_record(folder)
+    if record is None or not (folder / "journal").is_dir():
         return None
-    record = RunRecord.model_validate_json((folder / "run.json").read_bytes())
     reconcile(record.request, request, allow_reshard=allow_reshard)
     result = run_status(folder)
     if result.status != "completed" or result.applied_steps < request.training.max_steps:

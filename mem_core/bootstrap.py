@@ -8,7 +8,8 @@ from mem_core.core.environment_doctor import EnvironmentDoctor, error_of
 from mem_core.core.goodput import GoodputLedger
 from mem_core.core.reconcile import reconcile
 from mem_core.core.reshard import allow_other_shape, reshaped
-from mem_core.core.state_manager import RunRecord, StateManager
+from mem_core.core.run_record import RunRecord, has_record
+from mem_core.core.state_manager import StateManager
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.events import DoctorReported
 from mem_core.domain.plan import MemoryPlan
@@ -113,7 +114,7 @@ def acquire(draft: RunDraft) -> StateManager:
     root, run_id = live_root(draft.request, draft.settings), draft.request.run_id
     store = remote_store(draft.request, draft.settings)
     at_least = 1
-    if store is not None and not (root / run_id / "run.json").exists():
+    if store is not None and not has_record(root / run_id):
         fetch_record(store, run_id, root / run_id)
         at_least = highest_attempt(store, run_id) + 1
     draft.state = StateManager.acquire(root, run_id, at_least=at_least)
@@ -125,6 +126,7 @@ def acquire(draft: RunDraft) -> StateManager:
         refuse_other_machine(record, environment)
     draft.state.start_attempt(None, note=f"{environment.device}, {environment.dtype}: {environment.device_reason}")
     draft.state.emit(DoctorReported(report=environment))
+    draft.state.mend_record()
     draft.server = draft.server or _EARLY.pop(draft.request.run_id, None) or _fork_server(draft.request, draft.settings, environment)
     draft.server.log_into(draft.state.folder / "logs")
     return draft.state

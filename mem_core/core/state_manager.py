@@ -17,10 +17,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from mem_core.core.run_record import RECORD_NAME, SEAL_NAME, RunRecord, plain_text, read_record, refuse_lost_record, seal, sealed_text
 from mem_core.domain.errors import RunHeld, StoreUnavailable
-from mem_core.domain.events import AttemptStarted, Event, JournalLine
-from mem_core.domain.plan import MemoryPlan
-from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.events import AttemptStarted, Event, JournalLine, Noted, SegmentStarted
 from mem_core.domain.units import Value
 from mem_core.infrastructure.process_facts import boot_id, start_ticks
 from mem_core.infrastructure.storage.journal_file import append_line
@@ -51,21 +50,6 @@ class Lease(Value):
         if self.host == socket.gethostname() and self.boot_id != boot_id():
             return False
         return now_unix_s < self.expires_unix_s
-
-
-class RunRecord(Value):
-    """run.json: what this run is. Frozen at birth but for the changes named as allowed."""
-
-    run_id: str
-    request: RuntimeRequest
-    device: str
-    dtype: str
-    default_plan: MemoryPlan
-    threads_per_rank: int = 1
-    data_fingerprint: str
-    model_fingerprint: str
-    versions: dict[str, str] = {}
-    born_unix_s: float = 0.0
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -235,13 +219,31 @@ class StateManager:
     # -- run.json -------------------------------------------------------------------------------------------------------
 
     def record(self) -> RunRecord | None:
-        """run.json, or None before birth."""
-        path = self.folder / "run.json"
-        return RunRecord.model_validate_json(path.read_bytes()) if path.exists() else None
+        """What this run is, or None before birth.
+
+        Raises:
+            NoValidCheckpoint: the record is damaged, or it is gone and the run has trained already.
+        """
+        record = read_record(self.folder)
+        if record is None and any(isinstance(line.event, SegmentStarted) for line in self.lines()):
+            raise refuse_lost_record(self.folder)
+        return record
 
     def write_record(self, record: RunRecord) -> None:
-        """Store what this run is."""
-        write_atomically(self.folder / "run.json", record.model_dump_json(indent=2))
+        """Store what this run is: the sealed copy first, which decides from then on."""
+        text = record.model_dump_json(indent=2)
+        write_atomically(self.folder / SEAL_NAME, seal(text))
+        write_atomically(self.folder / RECORD_NAME, text)
+
+    def mend_record(self) -> None:
+        """Write both copies again where one is lost or damaged, and say so. Does nothing before birth."""
+        record, sealed, plain = self.record(), sealed_text(self.folder), plain_text(self.folder)
+        if record is None or (sealed is not None and sealed == plain):
+            return
+        damaged = RECORD_NAME if sealed is not None else SEAL_NAME if (self.folder / SEAL_NAME).exists() else ""
+        self.write_record(record)
+        if damaged:
+            self.emit(Noted(text=f"{damaged} was lost or damaged and was written again from its copy"))
 
 
 def read_lease(folder: Path) -> Lease | None:

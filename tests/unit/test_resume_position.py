@@ -33,13 +33,19 @@ class Manager:
 
 def test_nothing_yet_starts_at_zero() -> None:
     """No checkpoint at all."""
-    assert resume_position(Manager(None), FRESH) == (None, FRESH)  # type: ignore[arg-type]
+    assert resume_position(Manager(None), FRESH, lambda: False) == (None, FRESH)  # type: ignore[arg-type]
 
 
 def test_a_run_that_lost_every_proven_checkpoint_ends() -> None:
     """Some were proven, none is valid now: exit 74."""
     with pytest.raises(NoValidCheckpoint):
         resume_position(Manager(NoValidCheckpoint("none", remedy="r")), FRESH, lambda: True)  # type: ignore[arg-type]
+
+
+def test_a_run_whose_checkpoints_folder_is_gone_ends_too() -> None:
+    """Proven once, and now nothing lies there: as much lost as if each were damaged, so not a start at 0 either."""
+    with pytest.raises(NoValidCheckpoint, match="none lies in its checkpoints folder"):
+        resume_position(Manager(None), FRESH, lambda: True)  # type: ignore[arg-type]
 
 
 def test_a_first_checkpoint_damaged_before_it_was_proven_is_redone_aloud() -> None:

@@ -177,5 +177,10 @@ def resume_position(
         manager.note(f"no checkpoint of this run was ever proven, so nothing is lost by starting again at step 0: {exc}")
         return None, fresh
     if manifest is None:
+        if ever_validated():
+            raise NoValidCheckpoint(
+                "checkpoints of this run were proven and none lies in its checkpoints folder any more (a link counts as none)",
+                remedy="Put the folder back, bring one from a mirror, or start another run_id to train from step 0.",
+            )
         return None, fresh
     return manager.path_of(manifest.step), manifest.position

@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from mem_core.core.reshard import shape_of, with_shape
-from mem_core.core.state_manager import RunRecord, read_journal
+from mem_core.core.run_record import RunRecord, read_record
+from mem_core.core.state_manager import read_journal
 from mem_core.domain.checkpoint import CheckpointManifest, TrainingPosition
 from mem_core.domain.errors import DataError, RequestError
 from mem_core.domain.events import BatchSkipped, SegmentEnded
@@ -41,9 +42,9 @@ def stepping(folder: Path, settings: Settings, say: Callable[[str], None], serve
     Raises:
         RequestError: no such run. DataError: the data is not what the run was born with.
     """
-    if not (folder / "run.json").is_file():
+    record = read_record(folder)
+    if record is None:
         raise RequestError("there is no such run", field="RUN", value=folder, remedy="Give a run id with --store, or a run folder.")
-    record = RunRecord.model_validate_json((folder / "run.json").read_bytes())
     spec = spec_of(record, settings)
     columns = read_metrics(folder / "metrics")
     newest = newest_position(folder, settings)

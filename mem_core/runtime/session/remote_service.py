@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
+from mem_core.core.run_record import has_record, sealed_text
 from mem_core.core.state_manager import StateManager, write_atomically
 from mem_core.domain.checkpoint import CheckpointManifest
 from mem_core.domain.errors import DataError, MemError, RunHeld
@@ -29,7 +30,7 @@ def fetch_record(store: Store, run_id: str, folder: Path) -> bool:
     Raises:
         StoreUnavailable: the store does not answer.
     """
-    if (folder / "run.json").exists():
+    if has_record(folder):
         return False
     try:
         record = store.read(f"{run_id}/run.json")
@@ -63,7 +64,8 @@ class JournalCopy:
         """
         for path in sorted((self._state.folder / "journal").glob("attempt-*.jsonl")):
             self._push_file(path)
-        self._store.write(f"{self._state.run_id}/run.json", (self._state.folder / "run.json").read_bytes())
+        text = sealed_text(self._state.folder) or (self._state.folder / "run.json").read_text(encoding="utf-8")
+        self._store.write(f"{self._state.run_id}/run.json", text.encode())
 
     def _push_file(self, path: Path) -> None:
         data = path.read_bytes()

@@ -1,0 +1,80 @@
+"""What a run is: run.json for people, beside a sealed copy of it, so that one damaged byte neither ends a run nor bends it."""
+
+import contextlib
+import hashlib
+import json
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from mem_core.domain.errors import NoValidCheckpoint
+from mem_core.domain.plan import MemoryPlan
+from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.units import Value
+
+RECORD_NAME = "run.json"
+SEAL_NAME = "run.sealed.json"
+_REMEDY = f"Restore {RECORD_NAME} or {SEAL_NAME} (a mirror keeps {RECORD_NAME}), or start another run_id."
+
+
+class RunRecord(Value):
+    """run.json: what this run is. Frozen at birth but for the changes named as allowed."""
+
+    run_id: str
+    request: RuntimeRequest
+    device: str
+    dtype: str
+    default_plan: MemoryPlan
+    threads_per_rank: int = 1
+    data_fingerprint: str
+    model_fingerprint: str
+    versions: dict[str, str] = {}
+    born_unix_s: float = 0.0
+
+
+def seal(text: str) -> str:
+    """`text` with its own SHA-256."""
+    return json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "text": text})
+
+
+def sealed_text(folder: Path) -> str | None:
+    """The record's text from the sealed copy; None where there is none or its digest does not hold."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        sealed = json.loads((folder / SEAL_NAME).read_bytes())
+        if hashlib.sha256(sealed["text"].encode()).hexdigest() == sealed["sha256"]:
+            return str(sealed["text"])
+    return None
+
+
+def plain_text(folder: Path) -> str | None:
+    """The text of run.json as it lies there; None where there is none or it is no text."""
+    try:
+        return (folder / RECORD_NAME).read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
+        return None
+
+
+def has_record(folder: Path) -> bool:
+    """Whether a run was born in `folder`, whatever became of its record."""
+    return (folder / RECORD_NAME).exists() or (folder / SEAL_NAME).exists()
+
+
+def read_record(folder: Path) -> RunRecord | None:
+    """What the run in `folder` is, by the sealed copy where that is whole, else by run.json. None where there is neither. Reads only.
+
+    Raises:
+        NoValidCheckpoint: a record is there and cannot be read: nothing says what the checkpoints are checkpoints of.
+    """
+    if not has_record(folder):
+        return None
+    text = sealed_text(folder) or plain_text(folder)
+    try:
+        return RunRecord.model_validate_json(text or "")
+    except ValidationError as exc:
+        reason = exc.errors()[0]["msg"]
+        raise NoValidCheckpoint(f"the record of the run in {folder} is damaged ({reason})", remedy=_REMEDY) from exc
+
+
+def refuse_lost_record(folder: Path) -> NoValidCheckpoint:
+    """The error of a run that has trained and has no record any more: born anew it would mix two runs."""
+    return NoValidCheckpoint(f"the run in {folder} has trained already and its {RECORD_NAME} is gone", remedy=_REMEDY)
