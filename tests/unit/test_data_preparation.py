@@ -258,10 +258,11 @@ def test_a_damaged_cache_entry_is_made_again(tmp_path: Path, prepare: Prepare) -
     first = prepare(path)
     shard = Path(first.train_dir) / "tokens-00000.bin"
     content = shard.read_bytes()
-    shard.write_bytes(content[:-2])
-    again = prepare(path)
-    assert not again.from_cache
-    assert shard.read_bytes() == content
+    for damaged in (content[:-2], bytes([content[0] ^ 1]) + content[1:]):  # a flipped bit trains another model, with nobody the wiser
+        shard.write_bytes(damaged)
+        again = prepare(path)
+        assert not again.from_cache
+        assert shard.read_bytes() == content
 
 
 def test_remote_files_are_read_through_fsspec(tmp_path: Path, prepare: Prepare) -> None:

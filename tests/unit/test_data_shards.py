@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mem_core.domain.errors import DataError
 from mem_core.domain.request import DataSection
 from mem_core.runtime.data.collate import collate
-from mem_core.runtime.data.dataset import TokenDataset
+from mem_core.runtime.data.dataset import TokenDataset, check_contents
 from mem_core.runtime.data.sequences import RowMaker
 from mem_core.runtime.data.shards import ShardWriter
 
@@ -197,3 +197,16 @@ def test_many_documents_pass_in_bounded_memory(tmp_path: Path) -> None:
     assert flat == [token for document in documents for token in document][: len(flat)]
     assert len(flat) == 200_000 // 128 * 128
     assert maker.num_tokens == 200_000
+
+
+def test_a_cache_entry_of_an_older_version_has_no_digests_and_is_used(tmp_path: Path) -> None:
+    """And one too large to be read at each start is believed by its sizes."""
+    writer = ShardWriter(tmp_path / "rows", vocab_size=384, has_mask=False)
+    writer.write(np.arange(8), np.array([4, 4]), None)
+    index = writer.finish()
+    assert sorted(index.digests) == ["lengths.i32", "offsets.i64", "tokens-00000.bin", "trained.i32"]
+    (tmp_path / "rows" / "tokens-00000.bin").write_bytes(bytes(16))
+    with pytest.raises(DataError, match=r"other bytes than were written in tokens-00000.bin"):
+        check_contents(tmp_path / "rows", index)
+    check_contents(tmp_path / "rows", index, most_bytes=16)
+    check_contents(tmp_path / "rows", index.model_copy(update={"digests": {}}))

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from mem_core.domain.errors import DataError
 from mem_core.domain.request import DataSection
-from mem_core.runtime.data.dataset import check_folder
+from mem_core.runtime.data.dataset import check_contents, check_folder
 from mem_core.runtime.data.sources import SourceFile
 from mem_core.runtime.data.values import PreparedData
 
@@ -92,10 +92,10 @@ def load_prepared(cache_dir: Path, name: str) -> PreparedData | None:
     folder = cache_dir / name
     try:
         prepared = PreparedData.model_validate_json((folder / _RESULT_NAME).read_bytes())
-        check_folder(folder / "train")
         validation = folder / "validation" if prepared.num_validation_samples else None
-        if validation is not None:
-            check_folder(validation)
+        for part in (folder / "train", validation):
+            if part is not None:
+                check_contents(part, check_folder(part))
     except FileNotFoundError:
         return None
     except (OSError, ValidationError, DataError):

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from mem_core.domain.errors import DataError
-from mem_core.runtime.data.shards import INDEX_NAME, TokenIndex, expected_sizes
+from mem_core.runtime.data.shards import INDEX_NAME, TokenIndex, expected_sizes, file_digest
 
 Row = tuple[NDArray[np.integer], NDArray[np.uint8] | None]
+MOST_HASHED_BYTES = 2**32
 _EAGER_BYTES = 2**23
 _REMEDY = "Remove the folder; it is prepared again from the source files"
 
@@ -105,6 +106,21 @@ def check_folder(folder: Path) -> TokenIndex:
     if wrong:
         raise DataError(f"{folder} is damaged: wrong size of {', '.join(wrong)}", remedy=_REMEDY)
     return index
+
+
+def check_contents(folder: Path, index: TokenIndex, most_bytes: int = MOST_HASHED_BYTES) -> None:
+    """Read every byte again: a disk that turns one token into another would train another model in silence.
+
+    Folders beyond `most_bytes` and those of older versions without digests are left at their sizes, so that a start stays quick.
+
+    Raises:
+        DataError: a file is not the one that was written.
+    """
+    if sum(expected_sizes(index).values()) > most_bytes:
+        return
+    wrong = [name for name, digest in index.digests.items() if file_digest(folder / name) != digest]
+    if wrong:
+        raise DataError(f"{folder} is damaged: other bytes than were written in {', '.join(wrong)}", remedy=_REMEDY)
 
 
 def _numbers(path: Path, dtype: str) -> NDArray:

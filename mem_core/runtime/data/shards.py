@@ -8,6 +8,7 @@
 Numbers are appended while rows are written, so that memory does not grow with the data.
 """
 
+import hashlib
 import os
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -33,6 +34,7 @@ class TokenIndex(Value):
     trained_tokens: int
     longest_tokens: int
     max_token_id: int
+    digests: dict[str, str] = {}  # SHA-256 of each file beside the index; empty in folders of older versions
 
 
 class ShardWriter:
@@ -123,6 +125,7 @@ class ShardWriter:
             longest_tokens=self._longest,
             max_token_id=self._max_id,
         )
+        index = index.model_copy(update={"digests": {name: file_digest(self._folder / name) for name in expected_sizes(index)}})
         with (self._folder / INDEX_NAME).open("wb") as file:
             file.write(index.model_dump_json().encode())
             close_durably(file)
@@ -143,6 +146,12 @@ def trained_labels(lengths: NDArray[np.int64], mask: NDArray[np.uint8] | None) -
     stops = np.cumsum(lengths)
     starts = stops - lengths
     return counted[stops] - counted[np.minimum(starts + 1, stops)]
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def close_durably(file: BinaryIO) -> None:
