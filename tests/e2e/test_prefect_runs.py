@@ -86,8 +86,8 @@ def test_a_killed_flow_is_restarted_by_the_automation_and_redoes_one_segment_at_
     os.kill(site.holder("killed"), signal.SIGKILL)
     workers_gone_s = wait_for(lambda: not site.processes("killed"), "end of the workers", 5)
     print(f"workers gone {workers_gone_s:.1f} s after the kill of their flow")
-    wait_for(lambda: site.flow_run(flow_run)["run_count"] == 2, "second start", 60)
-    wait_for(lambda: site.state(flow_run) == "Completed", "the end", 240)
+    wait_for(lambda: site.flow_run(flow_run)["run_count"] == 2, "second start", 240)
+    wait_for(lambda: site.state(flow_run) == "Completed", "the end", 600)
     result = site.result("killed")
     assert result["applied_steps"] == 400
     starts = [int(task["name"].split()[1].split("-")[0]) for task in site.task_runs(flow_run) if task["name"].startswith("steps")]
@@ -112,7 +112,7 @@ def check_outage(site: Site, run_id: str, outage_s: float) -> None:
     time.sleep(max(0.0, outage_s - (time.monotonic() - killed_s)))
     during = site.validated_step(run_id)
     site.start_server()
-    wait_for(lambda: site.state(flow_run) == "Running", "the server to know the run", 30)
+    wait_for(lambda: site.state(flow_run) == "Running", "the server to know the run", 120)
     site.wait_validated(run_id, during + 50)
     site.post(f"/flow_runs/{flow_run}/set_state", {"state": {"type": "CANCELLING"}})
     assert site.wait_end(flow_run)["state_name"] == "Cancelled"

@@ -77,7 +77,7 @@ def test_a_worker_killed_with_its_flow_is_found_and_the_run_goes_on(worker: Work
     worker.restart()
     waited_s = wait_for(lambda: site.flow_run(flow_run)["run_count"] == 2, "second start", 240)
     print(f"second start {waited_s:.0f} s after the power cut")
-    wait_for(lambda: site.state(flow_run) == "Completed", "the end", 240)
+    wait_for(lambda: site.state(flow_run) == "Completed", "the end", 600)
     assert site.result("power-cut")["applied_steps"] == 300
 
 
