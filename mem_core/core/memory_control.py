@@ -72,6 +72,11 @@ class MemoryControl:
         """Calm steps that the next growth waits for."""
         return self._patience
 
+    @property
+    def shrunk(self) -> bool:
+        """Whether growth is waited for: patience is counted in steps, so that readings must not be far apart."""
+        return self.plan != self._first
+
     def changed(self, plan: MemoryPlan, *, failed_tokens: int = 0, limit_bytes: int = 0) -> None:
         """The plan in force is another one now; `failed_tokens` where a pass of that size really did not fit."""
         if failed_tokens:

@@ -22,7 +22,7 @@ from mem_core.runtime.worker.protocol import WorkerSpec
 
 RecordEvents = Callable[[tuple[MemoryPlanChanged | OomAbsorbed | Noted, ...]], None]
 UNREDUCED_STAGES = (0, 1)  # here backward only accumulates, so gradients may be thrown away and computed again to the bit (I5)
-NEAR_SHARE = 0.8  # of the low watermark: from there on every step is read
+NEAR_SHARE = 0.8  # of the low watermark: from there on every step is read, and while a plan is shrunk
 FAR_STEPS = 16
 FRAGMENTED_SHARE = 0.2
 ADDRESS_SPACE = ("RLIMIT_AS", "RLIMIT_DATA")
@@ -130,7 +130,8 @@ class AdaptiveMemory:
         self._board.post_reading(self._last)
         limits = self.reader.limits(self._readings())
         self._limit = max(limits, key=lambda limit: limit.pressure)
-        self._steps_to_reading = 1 if self._limit.pressure >= NEAR_SHARE * self._marks.low else FAR_STEPS
+        watchful = self._limit.pressure >= NEAR_SHARE * self._marks.low or (self._control is not None and self._control.shrunk)
+        self._steps_to_reading = 1 if watchful else FAR_STEPS
         largest, self._largest = self._largest, None
         if self._spec.rank == 0:
             self._decide(batch_index, largest)

@@ -122,6 +122,24 @@ def limit_address_space(runner: Any, headroom_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
+def move_address_space(runner: Any, tight: tuple[int, int], headroom_bytes: int) -> None:
+    """A real RLIMIT_AS that comes down to little more than what is mapped before batch `tight[0]`, and is lifted before `tight[1]`."""
+    step = runner.engine.step
+
+    def moving_step() -> bool:
+        applied = step()
+        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        within = tight[0] <= runner.position.batch_index + 1 < tight[1]
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        if within and soft == resource.RLIM_INFINITY:
+            resource.setrlimit(resource.RLIMIT_AS, (mapped + headroom_bytes, hard))
+        elif not within and soft != resource.RLIM_INFINITY:
+            resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, hard))
+        return applied
+
+    runner.engine.step = moving_step
+
+
 def join_cgroup(runner: Any, folder: Path) -> None:
     """Move the rank into a control group."""
     (folder / "cgroup.procs").write_text(str(os.getpid()))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mem_core.bootstrap import RunDraft
+from mem_core.core.memory_control import PATIENCE_STEPS
 from mem_core.core.run_fold import fold_state
 from mem_core.core.state_manager import read_journal
 from mem_core.domain.errors import MemoryExhausted
@@ -144,7 +145,8 @@ def test_a_limit_that_is_lowered_and_raised_again(ranks: int, drive: Drive, docu
     assert (result.ooms_absorbed, result.restarts) == (0, 0)
     assert changes[0].reason.startswith("shrink")
     assert 40 <= changes[0].batch_index <= 60
-    assert any(change.reason.startswith("grow") and change.batch_index >= 120 for change in changes)
+    grown = next(change.batch_index for change in changes if change.reason.startswith("grow"))
+    assert 120 <= grown <= 120 + PATIENCE_STEPS + 5
     assert changes[-1].plan.micro_batch_tokens == 0 or changes[-1].plan.micro_batch_tokens >= first * 96 // 2
     assert len(changes) <= 8
     twin = drive(request.model_copy(update={"run_id": "neighbour-twin"}), prepared=replaying(changes))
