@@ -1,13 +1,14 @@
 """Where a run goes on: proven checkpoints only, and never a silent start at 0."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.errors import NoValidCheckpoint
-from mem_core.runtime.session.checkpoint_service import resume_position
+from mem_core.runtime.session.checkpoint_service import CheckpointService, resume_position
 
 FRESH = TrainingPosition(applied_steps=0, batch_index=0)
 
@@ -54,3 +55,20 @@ def test_a_first_checkpoint_damaged_before_it_was_proven_is_redone_aloud() -> No
     assert resume_position(manager, FRESH, lambda: False) == (None, FRESH)  # type: ignore[arg-type]
     assert "ever proven" in manager.notes[0]
     assert "bit flip" in manager.notes[0]
+
+
+def test_the_mirror_is_asked_before_a_run_that_lost_everything_here_ends(tmp_path: Path) -> None:
+    """All copies of this disk are bad and the mirror has one: it is used, and the line says why; with no mirror the run ends."""
+    manager = Manager(NoValidCheckpoint("step 20: bit flip", remedy="r"))
+
+    def bring_back() -> bool:
+        manager.answer = SimpleNamespace(step=10, position=TrainingPosition(applied_steps=10, batch_index=10))
+        return True
+
+    alone = CheckpointService(manager, tmp_path, 0)  # type: ignore[arg-type]
+    with pytest.raises(NoValidCheckpoint):
+        alone.resume(FRESH, lambda: True)
+    mirrored = CheckpointService(manager, tmp_path, 0, bring_back=bring_back)  # type: ignore[arg-type]
+    folder, position = mirrored.resume(FRESH, lambda: True)
+    assert (folder, position.applied_steps) == (Path("step-10"), 10)
+    assert "bit flip" in manager.notes[-1]

@@ -54,15 +54,27 @@ class CheckpointService:
         run_folder: Path,
         memory_limit_bytes: int,
         on_valid: Callable[[int, Path], None] = lambda step, folder: None,
+        bring_back: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`on_valid` is told of each validated step and its folder, before rotation: the mirror."""
+        """`on_valid` is told of each validated step and its folder, before rotation: the mirror. `bring_back` fetches what that has."""
         self.manager = manager
         self._on_valid = on_valid
+        self._bring_back = bring_back
         self._run_folder = run_folder
         self._memory_limit_bytes = memory_limit_bytes
         self._tensorboard = TensorBoardWriter(run_folder)
         self._pending: dict[int, PendingSave] = {}
         self._busy = threading.Lock()
+
+    def resume(self, fresh: TrainingPosition, ever_validated: Callable[[], bool]) -> tuple[Path | None, TrainingPosition]:
+        """See `resume_position`; where this disk has lost everything that was proven, the mirror is asked before the run ends."""
+        try:
+            return resume_position(self.manager, fresh, ever_validated)
+        except NoValidCheckpoint as exc:
+            if not self._bring_back():
+                raise
+            self.manager.note(f"going on from the mirror's copy: {exc}")
+            return resume_position(self.manager, fresh, ever_validated)
 
     def stage(self, step: int, expected_bytes: int = 0) -> Path:
         """A folder for the ranks' files of `step`. Raises StoreUnavailable, RunHeld."""

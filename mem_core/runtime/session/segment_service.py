@@ -16,7 +16,7 @@ from mem_core.domain.plan import Hyperparams
 from mem_core.domain.segment import Evidence, NonFinite, SaveFailed, SegmentCompleted, SegmentFailure, SegmentInterrupted, describe_failure
 from mem_core.infrastructure.telemetry.metrics import discard_metrics_after
 from mem_core.infrastructure.telemetry.progress import Progress
-from mem_core.runtime.session.checkpoint_service import CheckpointService, PendingSave, resume_position
+from mem_core.runtime.session.checkpoint_service import CheckpointService, PendingSave
 from mem_core.runtime.session.memory_service import MemoryService
 from mem_core.runtime.session.notices import Notices
 from mem_core.runtime.session.segment_outcomes import SegmentFailed, StopFlag, already_there, completed, progress_view
@@ -98,7 +98,7 @@ class SegmentService:
     def locate(self) -> TrainingPosition:
         """Where the next segment starts: the engine's position, or that of the newest proven checkpoint."""
         if self.position is None:
-            _, self.position = resume_position(self.checkpoints.manager, self.fresh, self._ever_validated)
+            _, self.position = self.checkpoints.resume(self.fresh, self._ever_validated)
             self.validated_step = self.position.applied_steps or None
         return self.position
 
@@ -122,7 +122,7 @@ class SegmentService:
         self.checkpoints.wait_idle()
         self._tries += 1
         with self.ledger.bucket("restore" if self._fault is None else "restart"):
-            folder, position = resume_position(self.checkpoints.manager, self.fresh, self._ever_validated)
+            folder, position = self.checkpoints.resume(self.fresh, self._ever_validated)
             self.validated_step = position.applied_steps or None
             position = self.memory.restored(position)
             self._group = WorkerGroup(

@@ -51,7 +51,9 @@ def wire(draft: RunDraft, record: RunRecord) -> RunSession:
     budget = next((item for item in environment.memory if item.kind == "host"), None)
     limit_bytes = budget.budget_bytes if budget is not None else 0
     on_valid = draft.remote.submit if draft.remote is not None else lambda step, folder: None
-    checkpoints = CheckpointService(manager, state.folder, limit_bytes, on_valid)
+    remote = draft.remote
+    bring_back = (lambda: remote.catch_up(manager) is not None) if remote is not None else lambda: False
+    checkpoints = CheckpointService(manager, state.folder, limit_bytes, on_valid, bring_back)
     at_hand = with_model_at_hand(request, draft.settings)
     spec = replace(_worker_spec(at_hand, environment, data, record), on_built=draft.on_built)
     if record != state.record():
