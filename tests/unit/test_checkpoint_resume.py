@@ -1,5 +1,6 @@
 """Which checkpoint a run resumes from: the newest that was proven and still holds, never a half, foreign or damaged one."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,20 @@ def test_commit_then_resume_gives_the_committed_manifest(run: Run) -> None:
     assert sorted(entry.path for entry in written.files) == sorted(SHARDS)
     assert run.seen(CheckpointCommitted)[0].size_bytes == sum(len(f"{name} of step 10 ") for name in SHARDS)
     assert [event.verdict.valid for event in run.seen(CheckpointJudged)] == [True]
+
+
+def test_folders_that_are_removed_under_a_live_run_are_made_again(run: Run) -> None:
+    """The engine is sound: the next save is a resume point, and a bad one still has a place to go."""
+    manager = run.attempt()
+    save(manager, 10)
+    for name in ("checkpoints", "quarantine"):
+        shutil.rmtree(run.folder / name)
+    written = save(manager, 20)
+    assert manager.newest_valid() == written
+    (manager.path_of(20) / SHARDS[0]).write_bytes(b"")
+    with pytest.raises(NoValidCheckpoint):
+        manager.newest_valid()
+    assert [path.name for path in (run.folder / "quarantine").iterdir()] == ["q-1-step-000000020"]
 
 
 def test_constructing_touches_nothing(run: Run) -> None:

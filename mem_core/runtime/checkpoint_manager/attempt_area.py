@@ -162,6 +162,7 @@ class AttemptArea:
         return tuple(found)
 
     def _shelve(self, bad: Path, name: str) -> None:
+        make_folders(self._disk, self.quarantine)
         number = self._next_number(self.quarantine)
         self._disk.rename(bad, self.quarantine / f"q-{number}-{name}")
         self._disk.sync_folder(self.quarantine)

@@ -20,6 +20,7 @@ from mem_core.domain.events import CheckpointCommitted, CheckpointRemoved, Event
 from mem_core.domain.request import CheckpointSection
 from mem_core.domain.units import format_bytes
 from mem_core.infrastructure.storage.disk import Disk, OsDisk, is_unavailable, remove_tree, unavailable
+from mem_core.infrastructure.storage.local import make_folders
 from mem_core.runtime.checkpoint_manager.attempt_area import AttemptArea
 from mem_core.runtime.checkpoint_manager.catalog import Catalog
 from mem_core.runtime.checkpoint_manager.judging import Judge
@@ -271,6 +272,7 @@ class CheckpointManager:
     def _publish(self, step: int, staging: Path) -> None:
         """The moment of truth: one rename. What was there before is moved aside and put back by `take_over` if we die in between."""
         target = self._catalog.path(step)
+        make_folders(self._disk, target.parent)  # somebody may have removed it under the live run, whose engine is sound
         before = self._area.aside("replaced", target) if self._disk.kind(target) is not None else None
         try:
             self._disk.rename(staging, target)
