@@ -130,3 +130,20 @@ def test_a_remote_store_that_is_away_is_said_at_once(tmp_path: Path, drive: Driv
     with pytest.raises(StoreUnavailable, match="store"):
         drive(request, settings=machine(tmp_path / "home", "http://127.0.0.1:9"))
     assert not list((tmp_path / "home").rglob("run.json"))
+
+
+@pytest.mark.slow
+def test_a_disk_whose_every_checkpoint_rotted_goes_on_from_the_mirror(
+    tmp_path: Path, drive: Drive, nano: Callable[..., RuntimeRequest]
+) -> None:
+    """Verdicts still say valid and the bytes do not hold: found bad one by one, then the mirror's copy is brought, in one start."""
+    request = nano("run", training=TRAINING, checkpoint={"mirror": str(tmp_path / "mirror")})
+    plain = drive(request)
+    for manifest in (tmp_path / "run" / "checkpoints").glob("*/manifest.json"):
+        largest = max(manifest.parent.iterdir(), key=lambda path: path.stat().st_size)
+        largest.write_bytes(bytes(largest.stat().st_size))
+    longer = request.model_copy(update={"training": request.training.model_copy(update={"max_steps": 60})})
+    resumed = drive(longer)
+    assert "going on from the mirror's copy" in notes(tmp_path / "run")
+    assert "step 40 restored" in notes(tmp_path / "run")
+    assert (resumed.applied_steps, plain.applied_steps) == (60, 40)
