@@ -6,12 +6,13 @@ from pathlib import Path
 
 from mem_core.core.environment_doctor import EnvironmentDoctor, error_of
 from mem_core.core.goodput import GoodputLedger
+from mem_core.core.journal_check import check_journal
 from mem_core.core.reconcile import reconcile
 from mem_core.core.reshard import allow_other_shape, reshaped
 from mem_core.core.run_record import RunRecord, has_record
 from mem_core.core.state_manager import StateManager
 from mem_core.domain.environment import EnvironmentReport
-from mem_core.domain.events import DoctorReported
+from mem_core.domain.events import DoctorReported, Noted
 from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.machine import observe_machine
@@ -124,8 +125,12 @@ def acquire(draft: RunDraft) -> StateManager:
     if record is not None:
         draft.request = reconcile(record.request, draft.request, allow_reshard=draft.allow_reshard)
         refuse_other_machine(record, environment)
+    damage = check_journal(draft.state.folder / "journal")
     draft.state.start_attempt(None, note=f"{environment.device}, {environment.dtype}: {environment.device_reason}")
     draft.state.emit(DoctorReported(report=environment))
+    if damage:
+        draft.state.emit(Noted(text=str(damage)))
+        draft.progress.note(str(damage))
     draft.state.mend_record()
     draft.server = draft.server or _EARLY.pop(draft.request.run_id, None) or _fork_server(draft.request, draft.settings, environment)
     draft.server.log_into(draft.state.folder / "logs")

@@ -9,11 +9,9 @@ from mem_core.core.directive_parser import parse_directive
 from mem_core.core.local_policy_engine import recompute
 from mem_core.core.policy_history import history_for
 from mem_core.domain.directive import ExecutiveDirective
-from mem_core.domain.events import Event, JournalLine, PolicyDecided
+from mem_core.domain.events import GENESIS_SHA256, Event, JournalLine, PolicyDecided
 from mem_core.domain.policy import PolicyDecision, PolicyHistory, PolicyInputs
 from mem_core.domain.units import Value
-
-GENESIS_SHA256 = "0" * 64
 
 
 class Difference(Value):

@@ -19,13 +19,12 @@ from pydantic import ValidationError
 
 from mem_core.core.run_record import RECORD_NAME, SEAL_NAME, RunRecord, plain_text, read_record, refuse_lost_record, seal, sealed_text
 from mem_core.domain.errors import RunHeld, StoreUnavailable
-from mem_core.domain.events import AttemptStarted, Event, JournalLine, Noted, SegmentStarted
+from mem_core.domain.events import GENESIS_SHA256, AttemptStarted, Event, JournalLine, Noted, SegmentStarted
 from mem_core.domain.units import Value
 from mem_core.infrastructure.process_facts import boot_id, start_ticks
 from mem_core.infrastructure.storage.journal_file import append_line
 
 LEASE_S = 30.0
-GENESIS_SHA256 = "0" * 64
 
 
 class Lease(Value):

@@ -173,6 +173,9 @@ Event = Annotated[
 EVENT_ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)
 
 
+GENESIS_SHA256 = "0" * 64  # what the first line of a journal names as the digest of the line before it
+
+
 class JournalLine(Value):
     """One line: position, time, writer, event, and the SHA-256 of the previous line so that an edited history shows."""
 

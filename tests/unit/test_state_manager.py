@@ -131,7 +131,7 @@ def test_a_stopped_holder_is_replaced_after_its_lease_and_is_fenced_when_it_wake
 
 
 def test_an_older_attempt_neither_publishes_nor_takes_the_lease_back(tmp_path: Path) -> None:
-    older = StateManager.acquire(tmp_path, "run", lease_s=0.0)
+    older = StateManager.acquire(tmp_path, "run", clock=lambda: 0.0)  # its lease has run out long ago
     newer = StateManager.acquire(tmp_path, "run")
     with pytest.raises(RunHeld):
         older.fence()
