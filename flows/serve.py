@@ -53,6 +53,7 @@ def serve(file: Path = DEPLOYMENTS_FILE, port: int = 4200, limit: int = 4) -> in
 def _serve(entries: list[dict[str, Any]], api_url: str, limit: int) -> None:
     os.environ.update(PREFECT_API_URL=api_url, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE="false")
     os.environ.setdefault("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", HEARTBEAT_S)
+    import httpx
     from prefect.exceptions import TerminationSignal
     from prefect.runner import Runner
 
@@ -63,8 +64,14 @@ def _serve(entries: list[dict[str, Any]], api_url: str, limit: int) -> None:
         runner.add_deployment(to_deployment(entry))
     apply_automations(AUTOMATIONS_FILE)
     print(_greeting(entries, api_url.removesuffix("/api")), file=sys.stderr, flush=True)
-    with contextlib.suppress(KeyboardInterrupt, TerminationSignal):
-        asyncio.run(runner.start())
+    try:
+        with contextlib.suppress(KeyboardInterrupt, TerminationSignal):
+            asyncio.run(runner.start())
+    except httpx.TransportError as exc:
+        raise EnvironmentUnfit(
+            f"the Prefect server at {api_url} is away ({type(exc).__name__})",
+            remedy="Start it and then mem serve again; runs that were cut off go on from their newest validated checkpoint.",
+        ) from exc
 
 
 def _greeting(entries: list[dict[str, Any]], url: str) -> str:

@@ -12,6 +12,8 @@ import pytest
 from prefect_site import BIN, Site, wait_for
 from test_prefect_runs import check_outage
 
+from mem_core.domain.errors import EnvironmentUnfit
+
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(2_400)]
 PREFECT_FILE = Path(__file__).parents[2] / "deployments" / "prefect.yaml"
 POOL_RUN = "endurance/endurance"
@@ -153,3 +155,17 @@ def test_a_deleted_flow_run_stops_with_a_checkpoint_and_harms_no_other(site: Sit
     assert site.result("deleted")["exit_code"] == 75
     request = {"run_id": "after-delete", "store": str(site.store), "device": "cpu"}
     assert site.wait_end(site.run_deployment("doctor/doctor", request=request))["state_name"] == "Completed"
+
+
+def test_serving_told_to_stop_while_the_server_is_away_says_so(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """It cannot pause the schedules; that is no bug of ours, and nothing is left."""
+    with Site.open(tmp_path_factory.mktemp("away-site")) as site:
+        assert site.serving is not None
+        request = {"run_id": "serves", "store": str(site.store), "device": "cpu"}
+        assert site.wait_end(site.run_deployment("doctor/doctor", request=request))["state_name"] == "Completed"
+        site.kill_server()
+        site.serving.send_signal(signal.SIGTERM)
+        assert site.serving.wait(900) == EnvironmentUnfit.exit_code
+        said = (site.folder / "serve.log").read_text()
+        assert "is away (ConnectError)" in said
+        assert "Report this as a bug" not in said
