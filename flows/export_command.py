@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from flows.checkpoint_commands import UNCHECKED, signature_key
+from mem_core.core.run_record import record_of
 from mem_core.core.state_manager import StateManager
 from mem_core.domain.checkpoint import SIGNATURE_NAME, CheckpointExpectation, checkpoint_name
 from mem_core.domain.errors import NoValidCheckpoint, RequestError
@@ -28,8 +29,7 @@ def export_checkpoint(folder: Path, step: int | None, output: Path | None, as_js
     """
     settings = settings or Settings.from_environment()
     key = signature_key(settings)
-    if not (folder / "run.json").is_file():
-        raise RequestError("there is no such run", field="RUN", value=folder, remedy="Give a run id with --store, or a run folder.")
+    record_of(folder)
     chosen = _choose(Catalog(OsDisk(), folder, folder.name, key), step)
     source = folder / "checkpoints" / checkpoint_name(chosen)
     if key is None and (source / SIGNATURE_NAME).exists():
@@ -37,7 +37,7 @@ def export_checkpoint(folder: Path, step: int | None, output: Path | None, as_js
     target = (output or folder / "export" / checkpoint_name(chosen)).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
-        [sys.executable, "-m", "mem_core.runtime.deepspeed.export", str(source), str(folder / "run.json"), str(target)],
+        [sys.executable, "-m", "mem_core.runtime.deepspeed.export", str(source), str(folder), str(target)],
         env=child_environment(settings, device="cpu"), capture_output=True, text=True, check=False,
         input=settings.manifest_key or "", timeout=EXPORT_DEADLINE_S,
     )  # fmt: skip

@@ -77,11 +77,11 @@ def _damaged_newest(catalog: Catalog) -> list[dict[str, Any]]:
 def _gone_on_from(folder: Path, own: dict[int, CheckpointManifest], settings: Settings) -> list[int]:
     """The newest checkpoint whose next steps are on record, in the shape that the run has now; at most one."""
     from mem_core.core.reshard import shape_of
-    from mem_core.core.state_manager import RunRecord
+    from mem_core.core.run_record import record_of
     from mem_core.infrastructure.telemetry.metrics import read_metrics
     from mem_core.runtime.session.deep_verify import newest_position, recorded_steps
 
-    shape = shape_of(RunRecord.model_validate_json((folder / "run.json").read_bytes()).request)
+    shape = shape_of(record_of(folder).request)
     columns, newest = read_metrics(folder / "metrics"), newest_position(folder, settings)
     for step in sorted(own, reverse=True)[1:]:
         manifest = own[step]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from mem_core.domain.errors import NoValidCheckpoint
+from mem_core.domain.errors import NoValidCheckpoint, RequestError
 from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.units import Value
@@ -73,6 +73,18 @@ def read_record(folder: Path) -> RunRecord | None:
     except ValidationError as exc:
         reason = exc.errors()[0]["msg"]
         raise NoValidCheckpoint(f"the record of the run in {folder} is damaged ({reason})", remedy=_REMEDY) from exc
+
+
+def record_of(folder: Path) -> RunRecord:
+    """The record of a run that must be there.
+
+    Raises:
+        RequestError: no run was ever born in `folder`. NoValidCheckpoint: its record is damaged beyond its copy.
+    """
+    record = read_record(folder)
+    if record is None:
+        raise RequestError("there is no such run", field="RUN", value=folder, remedy="Give a run id with --store, or a run folder.")
+    return record
 
 
 def refuse_lost_record(folder: Path) -> NoValidCheckpoint:

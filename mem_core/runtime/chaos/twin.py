@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from mem_core.core.state_manager import RunRecord, StateManager, read_journal
+from mem_core.core.run_record import record_of
+from mem_core.core.state_manager import StateManager, read_journal
 from mem_core.domain.events import BatchSkipped, MemoryPlanChanged, PolicyDecided, RunEnded
 from mem_core.domain.request import RuntimeRequest
 
@@ -19,7 +20,7 @@ def seed_twin(run_folder: Path, root: Path, request: RuntimeRequest) -> None:
     Memory plan changes and policy decisions that a rollback undid were overridden by later ones at the same place, exactly
     as a resumed run reads them.
     """
-    record = RunRecord.model_validate_json((run_folder / "run.json").read_bytes())
+    record = record_of(run_folder)
     state = StateManager.acquire(root, request.run_id)
     try:
         horizon = {"schedule_steps": record.request.training.schedule_steps}

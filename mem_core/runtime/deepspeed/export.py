@@ -1,4 +1,4 @@
-"""A checkpoint as a Hugging Face folder: `python -m mem_core.runtime.deepspeed.export CHECKPOINT_FOLDER RUN.json OUTPUT`.
+"""A checkpoint as a Hugging Face folder: `python -m mem_core.runtime.deepspeed.export CHECKPOINT_FOLDER RUN_FOLDER OUTPUT`.
 
 Runs in a process of its own, since it imports DeepSpeed. ZeRO shards are merged by DeepSpeed's own converter, which unpickles
 without an allow-list; so nothing is read before the integrity validator has proven every file, and what comes out must have
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mem_core.core.state_manager import RunRecord
+from mem_core.core.run_record import RunRecord, record_of
 from mem_core.domain.checkpoint import CheckpointManifest
 from mem_core.domain.errors import MemError, NoValidCheckpoint
 from mem_core.infrastructure.storage.disk import OsDisk
@@ -87,7 +87,7 @@ def export(folder: Path, record: RunRecord, output: Path, key: bytes | None = No
 def main(argv: list[str]) -> int:
     """Export one checkpoint; the last line of standard output is the digest."""
     try:
-        record = RunRecord.model_validate_json(Path(argv[1]).read_bytes())
+        record = record_of(Path(argv[1]))
         sys.stdout.write(export(Path(argv[0]), record, Path(argv[2]), sys.stdin.buffer.read() or None) + "\n")
     except MemError as exc:
         sys.stderr.write(f"{exc}\n")
