@@ -54,14 +54,12 @@ TABLE: dict[str, Try] = {
     "mem report RUN": Try("quick", f"{MEM} report demo"),
     "mem checkpoints list RUN": Try("quick", f"{MEM} checkpoints list demo"),
     "mem checkpoints verify RUN": Try("quick", f"{MEM} checkpoints verify demo"),
-    "mem stop": Try("quick", f"{MEM} stop demo"),
     "mem stop RUN": Try("quick", f"{MEM} stop demo"),
     "mem policy explain RUN": Try("quick", f"{MEM} policy explain demo"),
     "mem policy evaluate REQUEST.yaml": Try("quick", f"{MEM} policy evaluate {DEMO}"),
     "mem doctor REQUEST.yaml": Try("quick", f"{MEM} doctor {DEMO}"),
     "dmesg | grep -i oom": Try("quick", codes=(0, 1)),  # 1: nothing was found, or a container may not look
     "mem checkpoints verify RUN --deep": Try("trains", f"{MEM} checkpoints verify demo --deep"),
-    "mem train": Try("trains", "mem train small.yaml"),
     ".venv/bin/mem train deployments/demo.yaml --set training.max_steps=2000 --json": Try("trains"),
     ".venv/bin/mem prove-resume deployments/demo.yaml --set training.max_steps=300": Try("trains"),
     DRILL: Try("trains"),
@@ -107,7 +105,16 @@ def documented_commands() -> set[str]:
             found |= {line.strip() for line in lines if line.strip()} if language in ("", "sh", "bash", "console") else set()
         inline = re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
         found |= {code for code in inline if code.split(" ", 1)[0] in PROGRAMS and " " in code}
-    return found
+    return {command for command in found if not _is_a_name(command, found)}
+
+
+def _is_a_name(command: str, found: set[str]) -> bool:
+    """`mem drill` in running text: a verb by its name, which is documented as a whole command too."""
+    return (
+        command.startswith("mem ")
+        and len(command.split()) == 2
+        and any(other.removeprefix(".venv/bin/").startswith(f"{command} ") for other in found)
+    )
 
 
 def of_kind(kind: Kind) -> list[str]:
