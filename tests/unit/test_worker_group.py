@@ -36,8 +36,9 @@ def group_of(server: ForkServer, tmp_path: Path) -> Iterator[Callable[..., Worke
     """Make groups of scripted ranks; all are ended afterwards."""
     groups: list[WorkerGroup] = []
 
-    def make(entry: str, num_ranks: int = 1) -> WorkerGroup:
-        groups.append(new_group(server, tmp_path / "live", entry, num_ranks, try_number=len(groups) + 1))
+    def make(entry: str, num_ranks: int = 1, segment_deadline_s: float | str = "auto") -> WorkerGroup:
+        number = len(groups) + 1
+        groups.append(new_group(server, tmp_path / "live", entry, num_ranks, try_number=number, segment_deadline_s=segment_deadline_s))
         return groups[-1]
 
     yield make
@@ -45,9 +46,12 @@ def group_of(server: ForkServer, tmp_path: Path) -> Iterator[Callable[..., Worke
         group.stop()
 
 
-def new_group(server: ForkServer, live: Path, entry: str, num_ranks: int = 1, try_number: int = 1) -> WorkerGroup:
+def new_group(
+    server: ForkServer, live: Path, entry: str, num_ranks: int = 1, try_number: int = 1, segment_deadline_s: float | str = "auto"
+) -> WorkerGroup:
+    request = RuntimeRequest.model_validate({"run_id": "x", "resilience": {"segment_deadline_s": segment_deadline_s}})
     spec = WorkerSpec(
-        request=RuntimeRequest(run_id="x"), rank=0, num_ranks=num_ranks, device="cpu", dtype="float32", num_threads=1, data_folder="",
+        request=request, rank=0, num_ranks=num_ranks, device="cpu", dtype="float32", num_threads=1, data_folder="",
         validation_folder=None, pad_token_id=0, rendezvous="", heartbeat_path="", board_path="",
         default_plan=MemoryPlan(micro_batch_rows=8),
     )  # fmt: skip
@@ -149,6 +153,15 @@ def test_a_rank_that_computes_is_slow_and_neither_it_nor_its_peer_is_hung(group_
     group = group_of("computes_slowly", 2)
     group.restore(None, START)
     assert train(group, 11) == 11
+
+
+def test_a_segment_past_its_own_deadline_is_hung_however_busy_it_looks(group_of: Callable[..., WorkerGroup]) -> None:
+    """`resilience.segment_deadline_s` as a number: the same rank that is merely slow without it."""
+    group = group_of("computes_slowly", 2, segment_deadline_s=1.0)
+    group.restore(None, START)
+    failure = failure_of(group)
+    assert isinstance(failure, Hung)
+    assert 1.0 <= failure.waited_s < 4.5, "it computes for 5 s"
 
 
 def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(group_of: Callable[..., WorkerGroup]) -> None:

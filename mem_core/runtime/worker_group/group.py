@@ -81,6 +81,7 @@ class WorkerGroup:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._on_record = on_record
         self._memory_limit_bytes = memory_limit_bytes
+        self._segment_deadline_s = spec.request.resilience.segment_deadline_s
         self._kill_counters: dict[int, KillCounter] = {}
         self.board = Board.create(self._folder / "board")
         self.failure: SegmentFailure | None = None
@@ -125,13 +126,19 @@ class WorkerGroup:
         return replies[0]
 
     def train(self, order: Train, on_beat: Callable[[list[Heartbeat]], None], stop_wanted: Callable[[], bool]) -> SegmentDone:
-        """Train one segment. `on_beat` is called some times a second, `stop_wanted` ends the segment at a step boundary."""
+        """Train one segment. `on_beat` is called some times a second, `stop_wanted` ends the segment at a step boundary.
+
+        Raises GroupFailed, as Hung also where `resilience.segment_deadline_s` has passed, however busy the ranks look.
+        """
         self.board.clear()
+        started_s = time.monotonic()
 
         def each_poll() -> None:
             on_beat(self.heartbeats())
             if stop_wanted():
                 self.board.order_stop()
+            if self._segment_deadline_s != "auto" and time.monotonic() - started_s > self._segment_deadline_s:
+                self._fail(self._hung(0, time.monotonic() - started_s))
 
         replies = self._ask(order, each_poll)
         assert isinstance(replies[0], SegmentDone)
