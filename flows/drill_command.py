@@ -27,6 +27,7 @@ def drill(path: str, overrides: list[str], seed: int | None, as_json: bool) -> i
     request = load_request(path, overrides)
     report = carry_out_drill(request, seed)
     print(text_report(report), file=sys.stderr)
+    print(f"as a page: {report.run_folder}.drill/drill.html", file=sys.stderr)
     if as_json:
         print(report.model_dump_json())
     return 0 if report.passed else 1

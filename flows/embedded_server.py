@@ -3,7 +3,7 @@
 Prefect's own ephemeral server outlives a killed flow, loses task-run records at exit and can miss its start limit on a fresh
 database. This one asks for the parent-death signal first, has batch settings that keep up, and starts from a migrated template.
 
-As a program: `python -m flows.embedded_server serve OWNER_PID PORT` or `... migrate DATABASE`.
+As a program: `python -m flows.embedded_server serve OWNER_PID PORT` or `... migrate OWNER_PID`.
 """
 
 import hashlib
@@ -17,10 +17,12 @@ import time
 from pathlib import Path
 
 from mem_core.domain.errors import EnvironmentUnfit
+from mem_core.infrastructure.process_facts import start_ticks
 from mem_core.infrastructure.settings import Settings
 from mem_core.runtime.worker_group.fork_server import die_with_parent
 
 START_LIMIT_S = 180.0
+MIGRATION_LIMIT_S = 900.0  # some ten seconds on a quiet machine, once; minutes on one that is starved
 KEEP_DAYS = 14
 MAX_RESTARTS = 20
 LOOK_S = 0.5
@@ -112,7 +114,9 @@ class EmbeddedServer:
                 time.sleep(0.1)
         lines = self._log_path.read_text(errors="replace").splitlines()[-5:]
         raise EnvironmentUnfit(
-            "the embedded Prefect server did not start", value=" | ".join(lines), remedy="Set PREFECT_API_URL to a server of your own."
+            "the embedded Prefect server did not start",
+            value=" | ".join(lines) or f"no word within {limit_s:.0f} s",
+            remedy=f"Read {self._log_path}, start again, or set PREFECT_API_URL to a server of your own.",
         )
 
     def close(self) -> None:
@@ -156,21 +160,31 @@ def _template(folder: Path, environment: dict[str, str]) -> Path:
     template = folder / f"template-{version('prefect')}.db"
     if not template.exists():
         fresh = folder / f"template-{os.getpid()}.tmp"
-        fresh.unlink(missing_ok=True)
-        result = subprocess.run(
-            [sys.executable, "-m", "flows.embedded_server", "migrate"],
-            env={**environment, "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{fresh}"},
-            capture_output=True,
-            text=True,
-            timeout=START_LIMIT_S,
-        )
-        if result.returncode != 0 or not fresh.exists():
+        _remove_left_templates(folder)
+        try:
+            result = subprocess.run(
+                [sys.executable, "-m", "flows.embedded_server", "migrate", str(os.getpid())],
+                env={**environment, "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{fresh}"},
+                capture_output=True, text=True, timeout=MIGRATION_LIMIT_S, check=False,
+            )  # fmt: skip
+            problem = "" if result.returncode == 0 and fresh.exists() else result.stderr[-300:] or f"exit {result.returncode}"
+        except subprocess.TimeoutExpired:
+            problem = f"not done within {MIGRATION_LIMIT_S:.0f} s; the machine may be overloaded"
+        if problem:
             raise EnvironmentUnfit(
-                "Prefect's database could not be made", value=result.stderr[-300:], remedy="Set PREFECT_API_URL to a server of your own."
+                "Prefect's database could not be made", value=problem, remedy="Start again, or set PREFECT_API_URL to a server of your own."
             )
         _checkpoint(fresh)
         fresh.replace(template)
     return template
+
+
+def _remove_left_templates(folder: Path) -> None:
+    """Files of makers that were killed; each is named by its maker's pid."""
+    for path in folder.glob("template-*.tmp*"):
+        pid = path.name.removeprefix("template-").partition(".")[0]
+        if not pid.isdigit() or int(pid) == os.getpid() or start_ticks(int(pid)) is None:
+            path.unlink(missing_ok=True)
 
 
 def _checkpoint(database: Path) -> None:
@@ -201,6 +215,7 @@ def main(argv: list[str]) -> int:
             "prefect.server.api.server:create_app", factory=True, host="127.0.0.1", port=int(argv[2]), log_level="error", lifespan="on"
         )
         return 0
+    die_with_parent(int(argv[1]))
     import asyncio
 
     from prefect.server.database import provide_database_interface

@@ -76,10 +76,11 @@ def _serve(entries: list[dict[str, Any]], api_url: str, limit: int) -> None:
 
 def _greeting(entries: list[dict[str, Any]], url: str) -> str:
     names = "\n".join(f"  {name_of(entry):<28} {entry.get('description', '')}" for entry in entries)
+    prefect = Path(sys.executable).with_name("prefect")
     return (
         f"serving at {url}\n{names}\n"
         "start one in the UI or from another shell:\n"
-        f"  PREFECT_API_URL={url}/api prefect deployment run endurance/endurance -p 'overrides={{\"training.max_steps\": 300}}'\n"
+        f"  PREFECT_API_URL={url}/api {prefect} deployment run endurance/endurance -p 'overrides={{\"training.max_steps\": 300}}'\n"
         "Ctrl-C stops: runs commit what they have and go on when they are started again"
     )
 

@@ -21,6 +21,8 @@ from mem_core.infrastructure.request_file import load_request
 from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.telemetry.progress import ProgressDisplay
 
+GOES_ON = "The same command goes on from the last validated checkpoint."
+
 
 def train(path: str, overrides: list[str], as_json: bool, allow_reshard: bool = False) -> int:
     """Run a request to its end; returns the exit code and prints the result either way, an error as the last line.
@@ -110,7 +112,7 @@ def _drive(
         if state.is_completed():
             return RunResult.model_validate(state.result()), None
         if state.is_cancelled():
-            return _result_of(folder, Interrupted(state.message or "stopped", remedy="The same command goes on."))
+            return _result_of(folder, Interrupted(_problem_of(state.message), remedy=GOES_ON))
         state.result()
     except MemError as exc:
         return _result_of(folder, exc)
@@ -128,6 +130,11 @@ def _drive(
     raise InternalError("the flow ended in no known state", remedy="Report this as a bug.")
 
 
+def _problem_of(message: str | None) -> str:
+    """A message without the way out that it ends with: the error that is made of it names one itself."""
+    return (message or "stopped").partition(". The same command")[0].rstrip(".")
+
+
 def ended_without_prefect(folder: Path, exc: Exception) -> tuple[RunResult, MemError | None] | None:
     """How the run ended by its journal, where all that failed was telling Prefect; None where the run has no ending."""
     import httpx
@@ -140,7 +147,7 @@ def ended_without_prefect(folder: Path, exc: Exception) -> tuple[RunResult, MemE
     if result.status == "running":
         return None
     kinds = {kind.exit_code: kind for kind in MemError.__subclasses__()}
-    return result, kinds.get(result.exit_code, InternalError)(result.message, remedy="The same command goes on where that is possible.")
+    return result, kinds.get(result.exit_code, InternalError)(_problem_of(result.message), remedy=GOES_ON)
 
 
 def _result_of(folder: Path, error: MemError) -> tuple[RunResult, MemError]:

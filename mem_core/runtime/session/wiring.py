@@ -47,7 +47,9 @@ def wire(draft: RunDraft, record: RunRecord) -> RunSession:
         signature_key=key,
     )
     if draft.remote is not None:
-        draft.remote.catch_up(manager)
+        brought = draft.remote.catch_up(manager)
+        if brought is not None:
+            draft.progress.note(f"the checkpoint of step {brought.step:,} was brought from {draft.remote.mirror.url} and proven")
     budget = next((item for item in environment.memory if item.kind == "host"), None)
     limit_bytes = budget.budget_bytes if budget is not None else 0
     on_valid = draft.remote.submit if draft.remote is not None else lambda step, folder: None
