@@ -39,7 +39,6 @@ TABLE: dict[str, Try] = {
     "make demo &": Try("kill it"),
     "sleep 60": Try("kill it"),
     "kill -9 %1": Try("kill it"),
-    "kill -9": Try("kill it"),
     "kill -9 -PGID": Try("kill it"),
     ".venv/bin/mem --help": Try("quick"),
     ".venv/bin/mem doctor deployments/demo.yaml": Try("quick"),
