@@ -45,7 +45,7 @@ class MemFlow(Flow[P, R]):
         if return_state:
             return state
         if state.is_cancelled():
-            raise Interrupted((state.message or "stopped").rstrip("."), remedy="The same call goes on from there.")
+            raise Interrupted(state.message or "stopped", remedy="")
         return shown(state.result(_sync=True))  # inside a running loop it would be a coroutine
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mem_core.core.directive_parser import parse_directive
+from mem_core.core.journal_check import JournalFiles, journal_files
 from mem_core.core.local_policy_engine import LocalPolicyEngine, request_values
 from mem_core.core.policy_explain import explain_decision, explain_decisions
 from mem_core.core.policy_replay import audit_journal
@@ -16,8 +17,6 @@ from mem_core.domain.events import JournalLine, PolicyDecided
 from mem_core.domain.plan import CandidatePlan, MemoryPlan
 from mem_core.domain.policy import BUILT_IN_BOUNDS, PolicyBounds
 from mem_core.domain.request import RuntimeRequest
-
-JournalFiles = list[tuple[str, bytes]]
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ def read_journal_files(run_folder: Path) -> JournalFiles:
         RequestError: there is no journal. StoreUnavailable: it cannot be read.
     """
     try:
-        files = [(path.name, path.read_bytes()) for path in sorted((run_folder / "journal").glob("attempt-*.jsonl"))]
+        files = journal_files(run_folder / "journal")
     except OSError as exc:
         raise StoreUnavailable(
             "the journal cannot be read", value=f"{run_folder}: {exc.strerror}", remedy="Check its permissions."

@@ -14,14 +14,14 @@ from mem_core.bootstrap import close_early_fork_server, early_fork_server, exami
 from mem_core.core.environment_doctor import error_of
 from mem_core.core.reconcile import reconcile
 from mem_core.core.run_record import read_record
+from mem_core.core.state_manager import read_journal
 from mem_core.domain.errors import InternalError, Interrupted, MemError
+from mem_core.domain.events import AttemptStarted
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.infrastructure.request_file import load_request
 from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.telemetry.progress import ProgressDisplay
-
-GOES_ON = "The same command goes on from the last validated checkpoint."
 
 
 def train(path: str, overrides: list[str], as_json: bool, allow_reshard: bool = False) -> int:
@@ -112,7 +112,7 @@ def _drive(
         if state.is_completed():
             return RunResult.model_validate(state.result()), None
         if state.is_cancelled():
-            return _result_of(folder, Interrupted(_problem_of(state.message), remedy=GOES_ON))
+            return _result_of(folder, Interrupted(state.message or "stopped", remedy=""))
         state.result()
     except MemError as exc:
         return _result_of(folder, exc)
@@ -130,16 +130,14 @@ def _drive(
     raise InternalError("the flow ended in no known state", remedy="Report this as a bug.")
 
 
-def _problem_of(message: str | None) -> str:
-    """A message without the way out that it ends with: the error that is made of it names one itself."""
-    return (message or "stopped").partition(". The same command")[0].rstrip(".")
-
-
 def ended_without_prefect(folder: Path, exc: Exception) -> tuple[RunResult, MemError | None] | None:
-    """How the run ended by its journal, where all that failed was telling Prefect; None where the run has no ending."""
+    """How this process's attempt ended by its journal, where all that failed was telling Prefect; None where it has no ending.
+
+    An attempt that Prefect did not even let begin has none, whatever the one before it came to.
+    """
     import httpx
 
-    if not isinstance(exc, httpx.HTTPError | OSError):
+    if not isinstance(exc, httpx.HTTPError | OSError) or not _drove(folder):
         return None
     result = run_status(folder)
     if result.status == "completed":
@@ -147,7 +145,13 @@ def ended_without_prefect(folder: Path, exc: Exception) -> tuple[RunResult, MemE
     if result.status == "running":
         return None
     kinds = {kind.exit_code: kind for kind in MemError.__subclasses__()}
-    return result, kinds.get(result.exit_code, InternalError)(_problem_of(result.message), remedy=GOES_ON)
+    return result, kinds.get(result.exit_code, InternalError)(result.message, remedy="")
+
+
+def _drove(folder: Path) -> bool:
+    """Whether the newest attempt is this process's."""
+    attempts = [line.event for line in read_journal(folder / "journal") if isinstance(line.event, AttemptStarted)]
+    return bool(attempts) and attempts[-1].pid == os.getpid()
 
 
 def _result_of(folder: Path, error: MemError) -> tuple[RunResult, MemError]:

@@ -8,7 +8,7 @@ from mem_core.core.environment_doctor import EnvironmentDoctor, error_of
 from mem_core.core.goodput import GoodputLedger
 from mem_core.core.journal_check import check_journal
 from mem_core.core.reconcile import reconcile
-from mem_core.core.reshard import allow_other_shape, reshaped
+from mem_core.core.reshard import allow_other_shape, reshaped, shape_of, with_shape
 from mem_core.core.run_record import RunRecord, has_record
 from mem_core.core.state_manager import StateManager
 from mem_core.domain.environment import EnvironmentReport
@@ -198,8 +198,17 @@ def prepare(draft: RunDraft) -> PreparedData:
     draft.request = draft.request.model_copy(
         update={"training": draft.request.training.model_copy(update={"schedule_steps": record.request.training.schedule_steps})}
     )
+    record = _with_allowed_changes(record, draft.request)
+    if record != state.record():
+        state.write_record(record)
     draft.session = wire(draft, reshaped(record, draft.request, environment.threads_per_rank))
     return draft.data
+
+
+def _with_allowed_changes(record: RunRecord, request: RuntimeRequest) -> RunRecord:
+    """What the run is now: more steps and the other changes that `reconcile` let pass, so that reports and drills see them. The shape
+    stays: it changes when a converted checkpoint has proven itself."""
+    return record.model_copy(update={"request": with_shape(request, *shape_of(record.request))})
 
 
 def _born(draft: RunDraft, environment: EnvironmentReport, data: PreparedData, model: ModelFacts) -> RunRecord:

@@ -1,14 +1,75 @@
-"""Whether a journal is whole: lines that cannot be read, and lines that do not follow the one before them. Reads only."""
+"""Whether a journal is whole: lines that cannot be read, and lines that do not follow the one before them. Pure but for one reader."""
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from mem_core.domain.events import GENESIS_SHA256, JournalLine
+from mem_core.domain.events import GENESIS_SHA256, Event, JournalLine
 from mem_core.domain.units import Value
 
+JournalFiles = list[tuple[str, bytes]]
 MOST_NAMED = 3
+
+
+class Difference(Value):
+    """One place where a journal does not agree with itself."""
+
+    where: str
+    what: str
+
+
+class LateLines(Value):
+    """Lines that a replaced holder wrote after the next attempt had begun: no damage, since that attempt never saw them."""
+
+    next_file: str
+    events: tuple[Event, ...]
+
+
+class JournalChain:
+    """Walks raw lines, keeps the events and what the next line has to point back to."""
+
+    def __init__(self) -> None:
+        self._known: list[str] = [GENESIS_SHA256]
+        self._previous: str | None = GENESIS_SHA256
+        self.events: list[tuple[str, Event]] = []
+        self.differences: list[Difference] = []
+        self.late: list[LateLines] = []
+        self.cut: list[str] = []
+        """Files whose last line a crash cut: nothing had relied on it."""
+
+    def take_file(self, name: str, content: bytes) -> None:
+        """The next attempt's lines."""
+        *lines, rest = content.split(b"\n")
+        if rest:
+            self.cut.append(name)
+        for number, raw in enumerate(lines, start=1):
+            where = f"{name} line {number}"
+            try:
+                line = JournalLine.model_validate_json(raw)
+            except ValidationError:
+                self.differences.append(Difference(where=where, what="cannot be read"))
+                self._previous = None  # the next line names its digest, which nobody knows any more
+                continue
+            if number == 1:
+                self._begin_file(name, line)
+            self._take(where, raw, line)
+
+    def _begin_file(self, name: str, line: JournalLine) -> None:
+        """A new attempt points to the last line that it saw; a replaced holder may have written some after that."""
+        if self._previous is None or line.previous_sha256 == self._previous or line.previous_sha256 not in self._known:
+            return
+        late = len(self._known) - 1 - self._known.index(line.previous_sha256)
+        self._previous = line.previous_sha256
+        self.late.append(LateLines(next_file=name, events=tuple(event for _, event in self.events[-late:])))
+
+    def _take(self, where: str, raw: bytes, line: JournalLine) -> None:
+        if self._previous is not None and line.previous_sha256 != self._previous:
+            self.differences.append(Difference(where=where, what="does not follow the line before it"))
+        self._previous = hashlib.sha256(raw).hexdigest()
+        self._known.append(self._previous)
+        self.events.append((where, line.event))
 
 
 class JournalDamage(Value):
@@ -28,19 +89,21 @@ class JournalDamage(Value):
         )
 
 
+def journal_files(folder: Path) -> JournalFiles:
+    """(name, content) of every attempt's file, in the order of attempts."""
+    paths = sorted(folder.glob("attempt-*.jsonl"), key=lambda path: int(path.stem.removeprefix("attempt-")))
+    return [(path.name, path.read_bytes()) for path in paths]
+
+
+def walk_journal(files: Iterable[tuple[str, bytes]]) -> JournalChain:
+    """Follow the hash chain over all attempts. Never raises for any content."""
+    chain = JournalChain()
+    for name, content in files:
+        chain.take_file(name, content)
+    return chain
+
+
 def check_journal(folder: Path) -> JournalDamage:
-    """Look at every complete line of every attempt. The end of a file that a crash cut is no damage: nothing had relied on it."""
-    places: list[str] = []
-    expected: str | None = GENESIS_SHA256
-    for path in sorted(folder.glob("attempt-*.jsonl"), key=lambda item: int(item.stem.removeprefix("attempt-"))):
-        for number, raw in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
-            try:
-                line = JournalLine.model_validate_json(raw)
-            except ValidationError:
-                places.append(f"{path.name} line {number} cannot be read")
-                expected = None  # what follows names its digest, which is not known any more
-                continue
-            if expected is not None and line.previous_sha256 != expected:
-                places.append(f"{path.name} line {number} does not follow the line before it")
-            expected = hashlib.sha256(raw).hexdigest()
-    return JournalDamage(places=tuple(places))
+    """Look at every complete line of every attempt."""
+    chain = walk_journal(journal_files(folder))
+    return JournalDamage(places=tuple(f"{difference.where} {difference.what}" for difference in chain.differences))

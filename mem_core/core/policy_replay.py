@@ -1,24 +1,17 @@
 """The audit: does the journal's hash chain hold, and does every recorded decision follow from what was recorded with it?"""
 
-import hashlib
 from collections.abc import Iterable, Iterator
 
 from pydantic import ValidationError
 
 from mem_core.core.directive_parser import parse_directive
+from mem_core.core.journal_check import Difference, walk_journal
 from mem_core.core.local_policy_engine import recompute
 from mem_core.core.policy_history import history_for
 from mem_core.domain.directive import ExecutiveDirective
-from mem_core.domain.events import GENESIS_SHA256, Event, JournalLine, PolicyDecided
+from mem_core.domain.events import Event, PolicyDecided
 from mem_core.domain.policy import PolicyDecision, PolicyHistory, PolicyInputs
 from mem_core.domain.units import Value
-
-
-class Difference(Value):
-    """One place where the journal does not agree with itself."""
-
-    where: str
-    what: str
 
 
 class Audit(Value):
@@ -35,68 +28,27 @@ class Audit(Value):
         return not self.differences
 
 
-class _Chain:
-    """Walks raw lines and keeps what the next one has to point back to."""
-
-    def __init__(self) -> None:
-        self.known: list[str] = [GENESIS_SHA256]
-        self.previous = GENESIS_SHA256
-        self.events: list[tuple[str, Event]] = []
-        self.differences: list[Difference] = []
-        self.notes: list[str] = []
-
-    def begin_file(self, name: str, line: JournalLine) -> None:
-        """A new attempt points to the last line that it saw; a replaced holder may have written some after that."""
-        if line.previous_sha256 == self.previous or line.previous_sha256 not in self.known:
-            return
-        late = len(self.known) - 1 - self.known.index(line.previous_sha256)
-        self.previous = line.previous_sha256
-        if any(isinstance(event, PolicyDecided) for _, event in self.events[-late:]):
-            self.differences.append(
-                Difference(where=name, what=f"a decision stands among {late} earlier lines that this attempt did not see")
-            )
-        else:
-            self.notes.append(f"{name}: the attempt before wrote {late} more lines after this one had begun")
-
-    def take(self, where: str, raw: bytes, line: JournalLine) -> None:
-        """One readable line."""
-        if line.previous_sha256 != self.previous:
-            self.differences.append(Difference(where=where, what="does not follow the line before it: one of them was changed or removed"))
-        self.previous = hashlib.sha256(raw).hexdigest()
-        self.known.append(self.previous)
-        self.events.append((where, line.event))
-
-
 def audit_journal(files: Iterable[tuple[str, bytes]]) -> Audit:
     """Check the hash chain over all attempts and recompute every decision.
 
     `files` are (name, content) of `journal/attempt-*.jsonl` in the order of attempts. Never raises for any content.
     """
-    chain = _Chain()
-    for name, content in files:
-        _walk(chain, name, content)
+    chain = walk_journal(files)
+    differences = list(chain.differences)
+    notes = [f"{name}: the last line was cut by a crash and does not count" for name in chain.cut]
+    for late in chain.late:
+        count = len(late.events)
+        if any(isinstance(event, PolicyDecided) for event in late.events):
+            what = f"a decision stands among {count} earlier lines that this attempt did not see"
+            differences.append(Difference(where=late.next_file, what=what))
+        else:
+            notes.append(f"{late.next_file}: the attempt before wrote {count} more lines after this one had begun")
     decisions = [(where, event) for where, event in chain.events if isinstance(event, PolicyDecided)]
     earlier: list[Event] = []
     for where, event in decisions:
-        chain.differences += [Difference(where=where, what=what) for what in decision_differences(event, earlier)]
+        differences += [Difference(where=where, what=what) for what in decision_differences(event, earlier)]
         earlier.append(event)
-    return Audit(num_lines=len(chain.events), num_decisions=len(decisions), differences=tuple(chain.differences), notes=tuple(chain.notes))
-
-
-def _walk(chain: _Chain, name: str, content: bytes) -> None:
-    *lines, rest = content.split(b"\n")
-    if rest:
-        chain.notes.append(f"{name}: the last line was cut by a crash and does not count")
-    for number, raw in enumerate(lines, start=1):
-        where = f"{name}:{number}"
-        try:
-            line = JournalLine.model_validate_json(raw)
-        except ValidationError:
-            chain.differences.append(Difference(where=where, what="is not a journal line"))
-            continue
-        if number == 1:
-            chain.begin_file(name, line)
-        chain.take(where, raw, line)
+    return Audit(num_lines=len(chain.events), num_decisions=len(decisions), differences=tuple(differences), notes=tuple(notes))
 
 
 def decision_differences(event: PolicyDecided, earlier: Iterable[Event] = ()) -> Iterator[str]:

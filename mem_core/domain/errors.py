@@ -20,7 +20,8 @@ from typing import ClassVar
 class MemError(Exception):
     """An ending that MEM foresaw. `str(error)` is one message: what, which value, which bound, the way out.
 
-    `field`, `value` and `bound` name the offender where there is one; `remedy` is a sentence that says what to do.
+    `field`, `value` and `bound` name the offender where there is one; `remedy` is a sentence that says what to do. It is empty only
+    where `problem` is the whole message of an error that was written down before.
     Survives pickling, since it crosses process boundaries.
     """
 
@@ -36,6 +37,8 @@ class MemError(Exception):
         super().__init__(self._message())
 
     def _message(self) -> str:
+        if not self.remedy:
+            return self.problem
         where = f"{self.field}: " if self.field else ""
         got = f" (got {self.value})" if self.value is not None else ""
         bound = f"; allowed: {self.bound}" if self.bound else ""

@@ -13,16 +13,12 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mem_core.bootstrap import RunDraft
-from mem_core.core.run_fold import fold_state
 from mem_core.core.state_manager import read_journal
 from mem_core.domain.errors import MemError, MemoryExhausted
 from mem_core.domain.events import MemoryPlanChanged, Noted, OomAbsorbed
@@ -33,6 +29,7 @@ from mem_core.runtime.data.order import sample_ids
 from mem_core.runtime.worker_group.processes import ForkServer
 from mem_core.testing.driver import drive
 from mem_core.testing.memory_faults import limit_address_space
+from mem_core.testing.ports import distance, recorded, replaying, with_port
 
 MIB = 2**20
 STEPS, LONG_STEP, ROWS = 200, 150, 32
@@ -65,38 +62,6 @@ def request_of(store: Path, run_id: str, seed: int, model: str, **memory: Any) -
     )  # fmt: skip
 
 
-def under_a_limit(headroom_bytes: int) -> Callable[[RunDraft], None]:
-    """Every rank may map so much more than it does once its engine is built."""
-
-    def change(draft: RunDraft) -> None:
-        assert draft.session is not None
-        segments = draft.session.segments
-        segments.spec = replace(segments.spec, on_built=partial(limit_address_space, headroom_bytes=headroom_bytes))
-
-    return change
-
-
-def replaying(result: RunResult) -> Callable[[RunDraft], None]:
-    """Start with the recorded plans of another run. The twin's mode is fixed, or with room to spare it would grow after a calm time."""
-
-    def change(draft: RunDraft) -> None:
-        assert draft.session is not None
-        segments = draft.session.segments
-        changes = fold_state(read_journal(Path(result.run_folder) / "journal")).memory_plan_changes
-        segments.fresh = segments.fresh.model_copy(update={"memory_plan_changes": changes})
-
-    return change
-
-
-def weights(result: RunResult) -> np.ndarray:
-    """All weights of the last checkpoint, one after the other."""
-    import torch
-
-    folder = Path(result.run_folder) / "checkpoints" / f"step-{STEPS:09d}"
-    state = torch.load(folder / "mp_rank_00_model_states.pt", weights_only=True)["module"]
-    return np.concatenate([tensor.float().numpy().ravel() for _, tensor in sorted(state.items())])
-
-
 def first_event(result: RunResult) -> str:
     """Which came first: a smaller plan, or an allocation that failed."""
     for line in read_journal(Path(result.run_folder) / "journal"):
@@ -110,7 +75,7 @@ def first_event(result: RunResult) -> str:
 def control(request: RuntimeRequest, headroom_bytes: int, server: ForkServer) -> dict[str, Any]:
     """The same run with adaptation off: the exit code it dies with and where."""
     try:
-        result = drive(request, prepared=under_a_limit(headroom_bytes), server=server)
+        result = drive(request, prepared=with_port(partial(limit_address_space, headroom_bytes=headroom_bytes)), server=server)
     except MemoryExhausted as exc:
         return {"died": True, "exit_code": exc.exit_code, "problem": str(exc)[:200]}
     except MemError as exc:
@@ -127,10 +92,11 @@ def measure(seed: int, arguments: argparse.Namespace, server: ForkServer) -> dic
         ask = partial(request_of, store, seed=seed, model=arguments.model)
         free = drive(ask("free"), server=server)
         try:
-            result = drive(ask("limited"), prepared=under_a_limit(headroom_bytes), server=server)
+            result = drive(ask("limited"), prepared=with_port(partial(limit_address_space, headroom_bytes=headroom_bytes)), server=server)
         except MemError as exc:
             return {"seed": seed, "completed": False, "ooms_fatal": 1, "ooms_absorbed": None, "problem": str(exc)[:300]}
-        twin = drive(ask("twin", mode="fixed"), prepared=replaying(result), server=server)
+        # with room to spare an adaptive twin would grow after a calm time
+        twin = drive(ask("twin", mode="fixed"), prepared=replaying(recorded(result)), server=server)
         return {
             "seed": seed,
             "completed": result.status == "completed" and result.applied_steps == STEPS,
@@ -141,7 +107,7 @@ def measure(seed: int, arguments: argparse.Namespace, server: ForkServer) -> dic
             "changes": [f"batch {change['batch_index']}: {change['reason']}"[:160] for change in result.memory.plan_changes],
             "notes": notes(result),
             "same_tokens": result.tokens == free.tokens,
-            "distance": float(np.linalg.norm(weights(result) - weights(free)) / np.linalg.norm(weights(free))),
+            "distance": distance(result, free),
             "equals_twin": (twin.weights_digest, twin.trajectory_digest) == (result.weights_digest, result.trajectory_digest),
             "fixed": control(ask("fixed", mode="fixed"), headroom_bytes, server),
         }

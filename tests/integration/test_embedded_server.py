@@ -12,7 +12,7 @@ from flows.embedded_server import EmbeddedServer
 from flows.train_command import ended_without_prefect
 from mem_core.core.state_manager import StateManager
 from mem_core.domain.errors import MemoryExhausted
-from mem_core.domain.events import RunEnded
+from mem_core.domain.events import AttemptStarted, RunEnded
 from mem_core.infrastructure.settings import Settings
 
 
@@ -57,4 +57,14 @@ def test_the_journal_says_how_a_run_ended_where_prefect_could_not_be_told(tmp_pa
     assert (ended[0].status, ended[0].exit_code) == (status, code)
     assert (ended[1].exit_code if ended[1] else 0) == code
     assert isinstance(ended[1], MemoryExhausted) == (code == 78)
+    assert str(ended[1] or "no smaller plan is left") == "no smaller plan is left", "word for word, nothing added"
     assert ended_without_prefect(state.folder, ValueError("a bug")) is None
+
+
+def test_the_ending_of_an_earlier_attempt_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    """Prefect is away when a process wants to go on with a run that another process has completed: nothing has ended now."""
+    state = StateManager.acquire(tmp_path, "run")
+    state.emit(AttemptStarted(attempt=1, pid=os.getpid() + 1, host="h"))
+    state.emit(RunEnded(status="completed", exit_code=0, message=""))
+    state.release()
+    assert ended_without_prefect(state.folder, httpx.ConnectError("refused")) is None

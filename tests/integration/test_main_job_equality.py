@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mem_core.core.run_record import record_of
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.runtime.worker_group.processes import ForkServer
@@ -91,3 +92,5 @@ def test_more_steps_go_on_from_where_a_finished_run_stands(drive: Drive, nano: N
     whole = drive(nano("whole", training=training(20, 20)))
     assert short.applied_steps == 10
     assert digests(longer) == digests(whole)
+    training_now = record_of(Path(longer.run_folder)).request.training
+    assert (training_now.max_steps, training_now.schedule_steps) == (20, 20), "the record says how far the run goes now"

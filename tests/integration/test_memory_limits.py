@@ -3,23 +3,20 @@
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from mem_core.bootstrap import RunDraft
-from mem_core.core.run_fold import fold_state
 from mem_core.core.state_manager import read_journal
 from mem_core.domain.errors import MemError, MemoryExhausted
 from mem_core.domain.events import Noted
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.testing.memory_faults import join_cgroup, kill_rank, limit_address_space
+from mem_core.testing.ports import distance, recorded, replaying, with_port
 
 pytestmark = pytest.mark.integration
 Drive = Callable[..., RunResult]
@@ -51,36 +48,6 @@ def request_of(store: Path, run_id: str, documents: Path, **memory: Any) -> Runt
     )  # fmt: skip
 
 
-def with_port(port: Callable[[Any], None]) -> Callable[[RunDraft], None]:
-    """Give the workers a port."""
-
-    def change(draft: RunDraft) -> None:
-        assert draft.session is not None
-        segments = draft.session.segments
-        segments.spec = replace(segments.spec, on_built=port)
-
-    return change
-
-
-def replaying(result: RunResult) -> Callable[[RunDraft], None]:
-    """Start with the recorded plans of another run, and with no limit."""
-
-    def change(draft: RunDraft) -> None:
-        assert draft.session is not None
-        segments = draft.session.segments
-        changes = fold_state(read_journal(Path(result.run_folder) / "journal")).memory_plan_changes
-        segments.fresh = segments.fresh.model_copy(update={"memory_plan_changes": changes})
-
-    return change
-
-
-def weights(result: RunResult) -> np.ndarray:
-    """All weights of the last checkpoint, one after the other."""
-    folder = Path(result.run_folder) / "checkpoints" / f"step-{STEPS:09d}"
-    state = torch.load(folder / "mp_rank_00_model_states.pt", weights_only=True)["module"]
-    return np.concatenate([tensor.float().numpy().ravel() for _, tensor in sorted(state.items())])
-
-
 @pytest.fixture(scope="module")
 def unlimited(fork_server: Any, documents: Path, tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     """The same run with all the memory it wants."""
@@ -94,9 +61,8 @@ def assert_survived(result: RunResult, unlimited: RunResult, drive: Drive, reque
     assert (result.status, result.applied_steps, result.ooms_fatal) == ("completed", STEPS, 0)
     assert result.tokens == unlimited.tokens
     assert result.memory.plan_changes
-    difference = np.linalg.norm(weights(result) - weights(unlimited)) / np.linalg.norm(weights(unlimited))
-    assert difference <= 1e-5
-    twin = drive(request.model_copy(update={"run_id": f"{request.run_id}-twin"}), prepared=replaying(result))
+    assert distance(result, unlimited) <= 1e-5
+    twin = drive(request.model_copy(update={"run_id": f"{request.run_id}-twin"}), prepared=replaying(recorded(result)))
     assert (twin.weights_digest, twin.trajectory_digest) == (result.weights_digest, result.trajectory_digest)
 
 

@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 
-from mem_core.bootstrap import RunDraft
 from mem_core.core.memory_control import PATIENCE_STEPS
-from mem_core.core.run_fold import fold_state
-from mem_core.core.state_manager import read_journal
 from mem_core.domain.errors import MemoryExhausted
-from mem_core.domain.plan import MemoryPlanChange
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.testing.memory_faults import PlannedOom, fail_allocations, fired, script_memory
+from mem_core.testing.ports import recorded, replaying, with_port
 
 pytestmark = pytest.mark.integration
 Drive = Callable[..., RunResult]
@@ -40,33 +37,6 @@ def request_of(store: Path, run_id: str, documents: Path, stage: int, ranks: int
             "parallel": {"num_ranks": ranks, "zero_stage": stage}, "memory": memory,
         }
     )  # fmt: skip
-
-
-def with_port(port: Callable[[Any], None]) -> Callable[[RunDraft], None]:
-    """Give the workers a fault port."""
-
-    def change(draft: RunDraft) -> None:
-        assert draft.session is not None
-        segments = draft.session.segments
-        segments.spec = replace(segments.spec, on_built=port)
-
-    return change
-
-
-def replaying(changes: tuple[MemoryPlanChange, ...]) -> Callable[[RunDraft], None]:
-    """Start with the recorded plans of another run."""
-
-    def change(draft: RunDraft) -> None:
-        assert draft.session is not None
-        segments = draft.session.segments
-        segments.fresh = segments.fresh.model_copy(update={"memory_plan_changes": changes})
-
-    return change
-
-
-def recorded(result: RunResult) -> tuple[MemoryPlanChange, ...]:
-    """The plan changes that the run's journal ends with."""
-    return fold_state(read_journal(Path(result.run_folder) / "journal")).memory_plan_changes
 
 
 def assert_equals_twin(result: RunResult, request: RuntimeRequest, drive: Drive) -> None:

@@ -1,20 +1,16 @@
 """The whole table of injected OOM: forward, backward, step x ZeRO 0-3 x 1 and 2 ranks x first, middle, last pass, twice in a row each."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mem_core.bootstrap import RunDraft
-from mem_core.core.run_fold import fold_state
-from mem_core.core.state_manager import read_journal
-from mem_core.domain.plan import MemoryPlanChange
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.testing.memory_faults import PlannedOom, fail_allocations, fired
+from mem_core.testing.ports import recorded, replaying, with_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 Drive = Callable[..., RunResult]
@@ -41,28 +37,6 @@ def request_of(store: Path, run_id: str, documents: Path, stage: int, ranks: int
     )  # fmt: skip
 
 
-def with_port(port: Callable[[Any], None]) -> Callable[[RunDraft], None]:
-    """Give the workers a fault port."""
-
-    def change(draft: RunDraft) -> None:
-        assert draft.session is not None
-        segments = draft.session.segments
-        segments.spec = replace(segments.spec, on_built=port)
-
-    return change
-
-
-def replaying(changes: tuple[MemoryPlanChange, ...]) -> Callable[[RunDraft], None]:
-    """Start with the recorded plans of another run."""
-
-    def change(draft: RunDraft) -> None:
-        assert draft.session is not None
-        segments = draft.session.segments
-        segments.fresh = segments.fresh.model_copy(update={"memory_plan_changes": changes})
-
-    return change
-
-
 @pytest.mark.parametrize("where", ["first", "middle", "last"])
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -82,7 +56,7 @@ def test_every_cell(stage: int, ranks: int, where: Any, drive: Drive, documents:
     assert [fired(tmp_path, number) for number in range(len(plans))] == [2, 2, 2]
     assert (result.status, result.ooms_absorbed, result.ooms_fatal) == ("completed", 6, 0)
     assert result.restarts == (2 if stage <= 1 else 6)
-    changes = fold_state(read_journal(Path(result.run_folder) / "journal")).memory_plan_changes
+    changes = recorded(result)
     assert {change.batch_index for change in changes} == {1, 3, 5}
     assert min(passes for number in (1, 2) for passes in (tmp_path / str(number)).read_bytes()) >= 3  # three different ones
     twin = drive(request.model_copy(update={"run_id": "twin"}), prepared=replaying(changes))

@@ -1,14 +1,12 @@
 """Out of memory where a smaller micro-batch is no cure: saves, loads, evaluations, and leaks, each acted on for what it is."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mem_core.bootstrap import RunDraft
 from mem_core.core.state_manager import read_journal
 from mem_core.domain.errors import MemoryExhausted
 from mem_core.domain.events import CheckpointJudged, Noted, SegmentEnded
@@ -16,23 +14,13 @@ from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.domain.segment import OutOfMemory, SaveFailed
 from mem_core.testing.memory_faults import FailingLoad, fail_evaluation, fail_fork, fail_one_save, fired, leak
+from mem_core.testing.ports import with_port
 
 pytestmark = pytest.mark.integration
 Drive = Callable[..., RunResult]
 Nano = Callable[..., RuntimeRequest]
 MIB = 2**20
 TRAINING = {"max_steps": 20, "segment_steps": 10, "global_batch_size": 8, "warmup_steps": 2}
-
-
-def with_port(port: Callable[[Any], None]) -> Callable[[RunDraft], None]:
-    """Give the workers a port."""
-
-    def change(draft: RunDraft) -> None:
-        assert draft.session is not None
-        segments = draft.session.segments
-        segments.spec = replace(segments.spec, on_built=port)
-
-    return change
 
 
 def events(result: RunResult, kind: type) -> list[Any]:

@@ -36,6 +36,17 @@ def test_a_whole_journal_and_one_that_a_crash_cut(journal: Path) -> None:
     assert not check_journal(journal / "nowhere")
 
 
+def test_late_lines_of_a_replaced_holder_are_no_damage(tmp_path: Path) -> None:
+    """An attempt that was stopped and wakes up after the next one began writes lines that this one never saw."""
+    older = StateManager.acquire(tmp_path, "run", clock=lambda: 0.0)
+    older.emit(Noted(text="seen"))
+    newer = StateManager.acquire(tmp_path, "run")
+    older.emit(Noted(text="late"))
+    newer.emit(Noted(text="goes on"))
+    newer.release()
+    assert not check_journal(tmp_path / "run" / "journal")
+
+
 def test_a_line_that_cannot_be_read_is_named_once(journal: Path) -> None:
     """Zero bytes in the middle."""
     change(journal / "attempt-0001.jsonl", 3, b"note 2", b"\0\0\0\0\0\0")

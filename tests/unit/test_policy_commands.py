@@ -12,11 +12,10 @@ from flows.policy_commands import evaluate_directive, explain_run, read_journal_
 from mem_core.core.local_policy_engine import LocalPolicyEngine
 from mem_core.core.policy_explain import decision_rows
 from mem_core.core.policy_history import history_for
-from mem_core.core.policy_replay import GENESIS_SHA256
 from mem_core.domain.directive import ExecutiveDirective, Refusal
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.errors import RequestError
-from mem_core.domain.events import JournalLine, Noted, PolicyDecided
+from mem_core.domain.events import GENESIS_SHA256, JournalLine, Noted, PolicyDecided
 from mem_core.domain.plan import CandidatePlan, Hyperparams, MemoryPlan
 from mem_core.domain.policy import SegmentHealth
 from mem_core.domain.request import RuntimeRequest

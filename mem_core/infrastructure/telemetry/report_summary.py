@@ -45,11 +45,7 @@ def status_chip(result: RunResult) -> Html:
 def headline(data: ReportData) -> str:
     """One or two sentences that say how the run stands, also for somebody who reads nothing else."""
     result, timeline = data.result, data.timeline
-    steps = (
-        f"{result.applied_steps:,} of {counted(max(data.max_steps, result.applied_steps), 'step')}"
-        if data.max_steps
-        else counted(result.applied_steps, "step")
-    )
+    steps = f"{result.applied_steps:,} of {counted(data.max_steps, 'step')}" if data.max_steps else counted(result.applied_steps, "step")
     wall_s = sum(result.goodput.seconds.values()) or timeline.last_unix_s - timeline.first_unix_s
     beginning = {
         "completed": f"Completed {steps} in {format_seconds(wall_s)}",

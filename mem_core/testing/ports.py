@@ -1,0 +1,59 @@
+"""What tests hand to `drive(..., prepared=...)`: faults inside ranks, recorded plans for a twin, and what a run left to compare."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mem_core.core.run_fold import fold_state
+from mem_core.core.state_manager import read_journal
+from mem_core.domain.checkpoint import checkpoint_name
+from mem_core.domain.plan import MemoryPlanChange
+from mem_core.domain.run import RunResult
+from mem_core.runtime.session.draft import RunDraft, known
+
+Prepared = Callable[[RunDraft], None]
+
+
+def with_port(port: Callable[[Any], None]) -> Prepared:
+    """Every rank calls `port` with its runner once it is built (`WorkerSpec.on_built`), those that replay a checkpoint as well."""
+
+    def change(draft: RunDraft) -> None:
+        session = known(draft.session)
+        session.segments.spec = replace(session.segments.spec, on_built=port)
+        if session.validator.replay is not None:
+            session.validator.replay.spec = session.segments.spec  # type: ignore[attr-defined]
+
+    return change
+
+
+def replaying(changes: tuple[MemoryPlanChange, ...]) -> Prepared:
+    """Start with the recorded plans of another run."""
+
+    def change(draft: RunDraft) -> None:
+        segments = known(draft.session).segments
+        segments.fresh = segments.fresh.model_copy(update={"memory_plan_changes": changes})
+
+    return change
+
+
+def recorded(result: RunResult) -> tuple[MemoryPlanChange, ...]:
+    """The plan changes that the run's journal ends with."""
+    return fold_state(read_journal(Path(result.run_folder) / "journal")).memory_plan_changes
+
+
+def distance(result: RunResult, other: RunResult) -> float:
+    """Norm of the difference of all weights of two runs' last checkpoints, relative to the second's. One rank, ZeRO below 3."""
+    import numpy as np
+
+    ours, theirs = _weights(result), _weights(other)
+    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
+
+
+def _weights(result: RunResult) -> Any:
+    import numpy as np
+    import torch
+
+    folder = Path(result.run_folder) / "checkpoints" / checkpoint_name(result.applied_steps)
+    state = torch.load(folder / "mp_rank_00_model_states.pt", weights_only=True)["module"]
+    return np.concatenate([tensor.float().numpy().ravel() for _, tensor in sorted(state.items())])
