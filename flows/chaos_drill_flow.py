@@ -7,12 +7,12 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from flows.flow_context import flow_run_name, request_of_run
+from flows.commands.owned import run_owned
+from flows.context import flow_run_name, request_of_run
 from flows.mem_flow import mem_flow
-from flows.owned_command import run_owned
 from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.settings import Settings
-from mem_core.runtime.chaos.report import DrillReport, text_report
+from mem_core.runtime.chaos.drill.report import DrillReport, text_report
 
 
 class DrillFailed(RuntimeError):

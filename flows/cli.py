@@ -7,8 +7,8 @@ import sys
 import traceback
 from pathlib import Path
 
+from flows.commands.output import report_error, run_folder
 from mem_core.domain.errors import InternalError, Interrupted, MemError
-from mem_core.domain.run import RunResult
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -106,32 +106,23 @@ def main(argv: list[str] | None = None) -> None:
     os._exit(code)
 
 
-def report_error(error: MemError, as_json: bool) -> int:
-    """Say what went wrong: one message for people, one object for machines."""
-    print(f"mem: {error}", file=sys.stderr)
-    if as_json and getattr(error, "result", None) is None:
-        status = "interrupted" if error.exit_code == 75 else "failed"
-        print(json.dumps({"status": status, "exit_code": error.exit_code, "error": type(error).__name__, "message": str(error)}))
-    return error.exit_code
-
-
 def run_verb(arguments: argparse.Namespace) -> int:
     """Dispatch; returns the exit code or raises MemError."""
     match arguments.verb:
         case "train":
-            from flows.train_command import train
+            from flows.commands.train import train
 
             return train(arguments.request, arguments.overrides, arguments.json, arguments.allow_reshard)
         case "drill":
-            from flows.drill_command import drill
+            from flows.commands.drill import drill
 
             return drill(arguments.request, arguments.overrides, arguments.seed, arguments.json)
         case "prove-resume":
-            from flows.prove_resume_command import prove_resume
+            from flows.commands.prove_resume import prove_resume
 
             return prove_resume(arguments.request, arguments.overrides, arguments.json)
         case "doctor":
-            from flows.doctor_command import doctor
+            from flows.commands.doctor import doctor
 
             return doctor(arguments.request, arguments.overrides, arguments.json)
         case "checkpoints":
@@ -139,7 +130,7 @@ def run_verb(arguments: argparse.Namespace) -> int:
         case "policy":
             return _policy(arguments)
         case "serve":
-            from flows.serve import DEPLOYMENTS_FILE, serve
+            from flows.server.serve import DEPLOYMENTS_FILE, serve
 
             return serve(Path(arguments.file) if arguments.file else DEPLOYMENTS_FILE, arguments.port, arguments.limit)
         case _:
@@ -150,28 +141,28 @@ def _checkpoints(arguments: argparse.Namespace) -> int:
     folder = run_folder(arguments.run, arguments.store)
     match arguments.action:
         case "export":
-            from flows.export_command import export_checkpoint
+            from flows.commands.export import export_checkpoint
 
             return export_checkpoint(folder, arguments.step, arguments.output, arguments.json)
         case "pin" | "unpin":
-            from flows.export_command import pin_checkpoint
+            from flows.commands.export import pin_checkpoint
 
             return pin_checkpoint(folder, arguments.step, arguments.action == "pin")
         case "list":
-            from flows.checkpoint_commands import list_checkpoints
+            from flows.commands.checkpoints import list_checkpoints
 
             return list_checkpoints(folder, arguments.json)
         case _:
-            from flows.checkpoint_commands import verify_checkpoints
+            from flows.commands.checkpoints import verify_checkpoints
 
             return verify_checkpoints(folder, arguments.json, arguments.deep)
 
 
 def _policy(arguments: argparse.Namespace) -> int:
-    from flows import policy_commands
+    from flows.commands import policy as policy_commands
 
     if arguments.action == "evaluate":
-        from flows.doctor_command import evaluate_policy
+        from flows.commands.doctor import evaluate_policy
 
         answer = evaluate_policy(arguments.request, arguments.overrides, arguments.directive)
     else:
@@ -184,7 +175,7 @@ def _policy(arguments: argparse.Namespace) -> int:
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    from flows import report_commands
+    from flows.commands import report as report_commands
 
     folder = run_folder(arguments.run, arguments.store)
     match arguments.verb:
@@ -200,29 +191,12 @@ def _inspect(arguments: argparse.Namespace) -> int:
             for line in report_commands.run_logs(folder):
                 print(line)
         case "stop":
-            from flows.stop_command import stop_run
+            from flows.commands.stop import stop_run
 
             return stop_run(folder, arguments.wait)
         case _:
             raise InternalError(f"unknown verb {arguments.verb}", remedy="Report this as a bug.")
     return 0
-
-
-def run_folder(run: str, store: str) -> Path:
-    """RUN as a folder: a path if it is one, else a run id under the store."""
-    path = Path(run)
-    return path if (path / "journal").is_dir() or "/" in run else Path(store) / run
-
-
-def print_result(result: RunResult, as_json: bool) -> None:
-    """The ending in words on standard error, as one object on standard output where asked."""
-    from mem_core.infrastructure.telemetry.notebook import result_text
-
-    # What went wrong is said last and once; a run that never trained has no table worth reading.
-    if result.status == "completed" or result.applied_steps:
-        print(result_text(result.model_copy(update={"message": ""})), file=sys.stderr)
-    if as_json:
-        print(result.model_dump_json())
 
 
 if __name__ == "__main__":

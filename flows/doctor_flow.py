@@ -6,11 +6,11 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from flows.flow_context import doctor_run_name, request_of_run
+from flows.context import doctor_run_name, request_of_run
 from flows.mem_flow import mem_flow
 from mem_core.bootstrap import examine_only
-from mem_core.core.doctor_render import render_report
-from mem_core.core.environment_doctor import error_of
+from mem_core.core.doctor.environment_doctor import error_of
+from mem_core.core.doctor.render import render_report
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.settings import Settings

@@ -5,7 +5,7 @@ from typing import Any
 from prefect.futures import PrefectFuture
 from prefect.states import Cancelled
 
-from flows.flow_context import (
+from flows.context import (
     ask_through_prefect,
     flow_run_name,
     forget_results,
@@ -16,13 +16,13 @@ from flows.flow_context import (
 )  # fmt: skip
 from flows.mem_flow import mem_flow
 from flows.prefect_view.publisher import PrefectView
+from flows.shown_progress import shown_progress
 from mem_core.bootstrap import RunDraft, draft_run
 from mem_core.domain.errors import Interrupted
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.domain.segment import SegmentInterrupted
 from mem_core.infrastructure.settings import Settings
-from mem_core.infrastructure.telemetry.progress import Progress
 from tasks.doctor import examine_environment
 from tasks.policy import decide_hyperparams
 from tasks.prepare_data import prepare_run
@@ -30,18 +30,6 @@ from tasks.report import write_report
 from tasks.running import driving, session_of, stopping_by_signal
 from tasks.train_segment import train_segment
 from tasks.validate_checkpoint import validate_checkpoint
-
-_PROGRESS: list[Progress] = []
-
-
-def show_progress_on(progress: Progress | None) -> None:
-    """Where the next flow of this process shows its progress: the command line and notebooks set it, a deployment does not."""
-    _PROGRESS[:] = [progress] if progress is not None else []
-
-
-def progress_shown() -> bool:
-    """Whether somebody has asked to see the next flow's progress."""
-    return bool(_PROGRESS)
 
 
 @mem_flow(name="endurance", flow_run_name=flow_run_name, persist_result=False, validate_parameters=True)
@@ -67,7 +55,7 @@ def drive_request(request: RuntimeRequest, allow_reshard: bool = False) -> Any:
         MemError: every other ending.
     """
     request, settings = with_key_from_block(request, Settings.from_environment())
-    draft = draft_run(request, _PROGRESS[0] if _PROGRESS else None, settings, allow_reshard=allow_reshard)
+    draft = draft_run(request, shown_progress(), settings, allow_reshard=allow_reshard)
     show_in_prefect(draft)
     try:
         return run_to_end(draft)

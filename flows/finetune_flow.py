@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from flows.context import finetune_run_name, request_of_run
 from flows.endurance_flow import drive_request
-from flows.flow_context import finetune_run_name, request_of_run
 from flows.mem_flow import mem_flow
 from mem_core.domain.request import RuntimeRequest
-from mem_core.infrastructure.request_file import build_request
+from mem_core.infrastructure.request.file import build_request
 
 
 @mem_flow(name="finetune", flow_run_name=finetune_run_name, persist_result=False, validate_parameters=True)

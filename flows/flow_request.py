@@ -7,8 +7,8 @@ from typing import Any
 
 from mem_core.domain.errors import RequestError
 from mem_core.domain.request import RuntimeRequest
-from mem_core.infrastructure.machine_store import is_remote
-from mem_core.infrastructure.request_file import apply_overrides, build_request
+from mem_core.infrastructure.machine.store import is_remote
+from mem_core.infrastructure.request.file import apply_overrides, build_request
 
 
 def settled_request(request: RuntimeRequest, overrides: Mapping[str, Any] | None, *, deployed: bool, start_unix_s: float) -> RuntimeRequest:

@@ -8,7 +8,7 @@ from prefect.exceptions import ParameterTypeError
 
 from mem_core.domain.errors import Interrupted, RequestError
 from mem_core.domain.request import RuntimeRequest
-from mem_core.infrastructure.request_file import build_request
+from mem_core.infrastructure.request.file import build_request
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,8 +37,8 @@ class MemFlow(Flow[P, R]):
         Raises:
             Interrupted: the run was asked to stop. MemError: every other ending of a run that is no result.
         """
-        from flows.local_api import api_at_hand
         from flows.notebook import live_progress, shown
+        from flows.server.local_api import api_at_hand
 
         with api_at_hand(), live_progress():
             state: Any = super().__call__(*args, return_state=True, **kwargs)  # type: ignore[misc]

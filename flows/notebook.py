@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.prefect_view.curves import Curve, curve_svg
+from flows.shown_progress import progress_shown, show_progress_on
 from mem_core.domain.run import RunResult
 from mem_core.infrastructure.telemetry.metrics import read_metrics
 from mem_core.infrastructure.telemetry.notebook import result_html
@@ -123,8 +124,6 @@ def in_notebook() -> bool:
 @contextlib.contextmanager
 def live_progress() -> Iterator[None]:
     """In a notebook, the flow called within the block shows its progress in the cell."""
-    from flows.endurance_flow import progress_shown, show_progress_on
-
     if progress_shown() or not in_notebook():
         yield
         return

@@ -12,12 +12,12 @@ from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 from pydantic import Field
 
-from flows.flow_context import is_deployed
+from flows.context import is_deployed
 from flows.flow_request import refuse_relative_store
 from flows.mem_flow import mem_flow
 from mem_core.domain import errors
 from mem_core.domain.errors import InternalError, MemError, NoValidCheckpoint
-from mem_core.infrastructure.machine_store import local_path
+from mem_core.infrastructure.machine.store import local_path
 
 DEADLINE_S = 3_600.0
 
@@ -56,14 +56,14 @@ def restore_drill(
 
 @task(name="prove-newest", task_run_name="prove the newest, {level}", cache_policy=NO_CACHE, persist_result=False, retries=0)
 def prove_newest(folder: str, level: str) -> list[dict[str, Any]]:
-    """Verdicts about the newest checkpoint (see `flows.restore_probe`), reached by fresh processes that die with this one.
+    """Verdicts about the newest checkpoint (see `flows.commands.restore_probe`), reached by fresh processes that die with this one.
 
     Raises:
         NoValidCheckpoint: the run has none. MemError: it cannot be judged. InternalError: the process gave no answer.
     """
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "flows.restore_probe", folder, str(os.getpid()), level],
+            [sys.executable, "-m", "flows.commands.restore_probe", folder, str(os.getpid()), level],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S,
         )  # fmt: skip
     except subprocess.TimeoutExpired as exc:

@@ -4,34 +4,36 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from mem_core.core.environment_doctor import EnvironmentDoctor, error_of
-from mem_core.core.goodput import GoodputLedger
-from mem_core.core.journal_check import check_journal
-from mem_core.core.reconcile import reconcile
-from mem_core.core.reshard import allow_other_shape, reshaped, shape_of, with_shape
-from mem_core.core.run_record import RunRecord, has_record
-from mem_core.core.state_manager import StateManager
+from mem_core.core.doctor.environment_doctor import EnvironmentDoctor, error_of
+from mem_core.core.run.goodput import GoodputLedger
+from mem_core.core.run.holder import observe_holder
+from mem_core.core.run.journal_check import check_journal
+from mem_core.core.run.reconcile import reconcile
+from mem_core.core.run.record import RunRecord, has_record
+from mem_core.core.run.reshard import allow_other_shape, reshaped, shape_of, with_shape
+from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.events import DoctorReported, Noted
 from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.request import RuntimeRequest
-from mem_core.infrastructure.machine import observe_machine
-from mem_core.infrastructure.machine_data import sniff_data
-from mem_core.infrastructure.machine_model import read_model_numbers
-from mem_core.infrastructure.machine_store import is_remote, local_path
+from mem_core.infrastructure.machine.observe import observe_machine
+from mem_core.infrastructure.machine.store import is_remote, local_path
 from mem_core.infrastructure.planner.background import BackgroundAdvice
 from mem_core.infrastructure.planner.build import build_planner
-from mem_core.infrastructure.request_errors import refuse_passwords
+from mem_core.infrastructure.request.errors import refuse_passwords
 from mem_core.infrastructure.settings import Settings, child_environment
 from mem_core.infrastructure.storage.opening import open_store
 from mem_core.infrastructure.storage.port import Store
 from mem_core.infrastructure.storage.retrying import RetryPolicy
 from mem_core.infrastructure.telemetry.progress import NoProgress
 from mem_core.infrastructure.telemetry.progress import Progress as ProgressPort
-from mem_core.runtime.checkpoint_manager.mirror import highest_attempt
+from mem_core.runtime.checkpoint_manager.mirror.mirror import highest_attempt
+from mem_core.runtime.data.reading.sniff import sniff_data
 from mem_core.runtime.data.values import PreparedData
 from mem_core.runtime.models.facts import ModelFacts, describe_model
-from mem_core.runtime.session.draft import RunDraft, known
+from mem_core.runtime.models.numbers import read_model_numbers
+from mem_core.runtime.ranks.local.processes import ForkServer
+from mem_core.runtime.session.opening import RunDraft, known
 from mem_core.runtime.session.orphans import with_orphans
 from mem_core.runtime.session.prepare_service import prepare_ops, prepare_tokens
 from mem_core.runtime.session.refusals import refuse_other_inputs, refuse_other_machine
@@ -39,7 +41,6 @@ from mem_core.runtime.session.remote_service import RemoteService, fetch_record
 from mem_core.runtime.session.run_session import policy_engine
 from mem_core.runtime.session.segment_service import StopFlag
 from mem_core.runtime.session.wiring import wire
-from mem_core.runtime.worker_group.processes import ForkServer
 
 
 def draft_run(
@@ -98,7 +99,7 @@ def check_policy(draft: RunDraft) -> None:
 
 def examine_only(request: RuntimeRequest, settings: Settings, *, allow_reshard: bool = False) -> EnvironmentReport:
     """The doctor's report, whatever it says."""
-    observations = observe_machine(request, settings, run_root=live_root(request, settings))
+    observations = observe_machine(request, settings, run_root=live_root(request, settings), holder_of=observe_holder)
     model = read_model_numbers(request.model.source, settings.model_cache_dir)
     report = EnvironmentDoctor().examine(request, observations, model, sniff_data(request))
     report = with_orphans(report, lambda: remote_store(request, settings, RetryPolicy(attempts=1)), request.run_id)

@@ -17,7 +17,7 @@ import pytest
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.infrastructure.settings import Settings, child_environment
-from mem_core.runtime.worker_group.processes import ForkServer
+from mem_core.runtime.ranks.local.processes import ForkServer
 from mem_core.testing.driver import drive as drive_run
 
 MEM = Path(sys.executable).with_name("mem")

@@ -15,7 +15,7 @@ from flows.prefect_view.board import RunBoard
 from flows.prefect_view.curves import MAX_POINTS
 from flows.prefect_view.news import event_of, log_line
 from flows.prefect_view.page import render_page, status_line
-from mem_core.core.state_manager import StateManager
+from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.events import JournalLine
 from mem_core.infrastructure.telemetry.progress import Progress, View
 

@@ -10,8 +10,8 @@ from mem_core.domain.events import Event
 from mem_core.domain.request import CheckpointSection
 from mem_core.infrastructure.storage.disk import OsDisk
 from mem_core.runtime.checkpoint_manager import CheckpointManager
-from mem_core.runtime.checkpoint_manager.file_checks import check_files
-from mem_core.runtime.checkpoint_manager.manifest_codec import encode_manifest, sha256_hex
+from mem_core.runtime.checkpoint_manager.inspection.file_checks import check_files
+from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import encode_manifest, sha256_hex
 
 Kind = TypeVar("Kind")
 SHARDS = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt", "zero_pp_rank_1_mp_rank_00_optim_states.pt")

@@ -4,16 +4,16 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from mem_core import bootstrap
-from mem_core.core.mem_orchestrator import Train
+from mem_core.core.recovery.mem_orchestrator import Train
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.domain.segment import SegmentInterrupted
 from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.telemetry.progress import Progress
+from mem_core.runtime.ranks.local.processes import ForkServer
 from mem_core.runtime.session.checkpoint_service import SaveResult
-from mem_core.runtime.session.draft import RunDraft
+from mem_core.runtime.session.opening import RunDraft
 from mem_core.runtime.session.run_session import RetrySegment, RunSession
-from mem_core.runtime.worker_group.processes import ForkServer
 
 BeforeSegment = Callable[[RunSession, Train], None]
 

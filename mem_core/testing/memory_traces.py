@@ -7,10 +7,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from mem_core.core.memory_control import Decision, MemoryControl, Watermarks
-from mem_core.core.memory_diagnosis import StepReading
-from mem_core.core.memory_ladder import MicroBatch, PlanBounds, largest_micro_batch
-from mem_core.core.memory_model import PeakLine
+from mem_core.core.memory.control import Decision, MemoryControl, Watermarks
+from mem_core.core.memory.diagnosis import StepReading
+from mem_core.core.memory.ladder import MicroBatch, PlanBounds, largest_micro_batch
+from mem_core.core.memory.model import PeakLine
 from mem_core.domain.plan import MemoryPlan
 
 GIB = 2**30

@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mem_core.core.run_fold import fold_state
-from mem_core.core.state_manager import read_journal
+from mem_core.core.run.fold import fold_state
+from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.checkpoint import checkpoint_name
 from mem_core.domain.plan import MemoryPlanChange
 from mem_core.domain.run import RunResult
-from mem_core.runtime.session.draft import RunDraft, known
+from mem_core.runtime.session.opening import RunDraft, known
 
 Prepared = Callable[[RunDraft], None]
 

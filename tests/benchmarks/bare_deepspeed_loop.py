@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from mem_core.domain.request import ModelSection, TrainingSection
-from mem_core.runtime.data.dataset import TokenDataset
+from mem_core.runtime.data.serving.dataset import TokenDataset
 from mem_core.runtime.deepspeed.engine import build_optimizer, initialise_distributed
 from mem_core.runtime.models.build import build_model
 

@@ -30,13 +30,13 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> dict[str, float]:
     from mem_core.domain.checkpoint import CheckpointDraft, CheckpointExpectation, TrainingPosition
     from mem_core.domain.plan import Hyperparams, MemoryPlan
     from mem_core.domain.request import CheckpointSection, RuntimeRequest
+    from mem_core.runtime.checkpoint_manager.inspection.validator import IntegrityValidator
     from mem_core.runtime.checkpoint_manager.manager import CheckpointManager
-    from mem_core.runtime.checkpoint_manager.validator import IntegrityValidator
     from mem_core.runtime.deepspeed.engine import Engine, initialise_distributed
     from mem_core.runtime.deepspeed.engine_config import engine_config
     from mem_core.runtime.deepspeed.snapshot import Snapshot
     from mem_core.runtime.models.build import build_model
-    from mem_core.runtime.worker.protocol import Saved
+    from mem_core.runtime.ranks.worker.protocol import Saved
 
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     torch.set_num_threads(1)

@@ -14,15 +14,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from mem_core.core.recovery_interval import RunPace, expected_goodput
-from mem_core.core.run_fold import fold_result
-from mem_core.core.state_manager import read_journal
+from mem_core.core.recovery.interval import RunPace, expected_goodput
+from mem_core.core.run.fold import fold_result
+from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.request import ChaosSection, RuntimeRequest
 from mem_core.infrastructure.settings import Settings
-from mem_core.runtime.chaos.drill import Drill
-from mem_core.runtime.chaos.faulty_names import MAKE_FAULTY
-from mem_core.runtime.chaos.plan import PlannedFault, plan_faults
-from mem_core.runtime.chaos.report import DrillReport
+from mem_core.runtime.chaos.drill.drill import Drill
+from mem_core.runtime.chaos.drill.report import DrillReport
+from mem_core.runtime.chaos.faults.faulty_names import MAKE_FAULTY
+from mem_core.runtime.chaos.plan.plan import PlannedFault, plan_faults
 
 PROBE_STEPS = 1_000
 KINDS = (
@@ -42,7 +42,7 @@ def run(folder: Path, run_id: str, max_steps: int, plan: tuple[PlannedFault, ...
     )  # fmt: skip
 
     def command(on_built: str) -> Any:
-        return lambda file: [sys.executable, "-m", "flows.drill_child", str(os.getpid()), on_built, str(file)]
+        return lambda file: [sys.executable, "-m", "flows.commands.drill_child", str(os.getpid()), on_built, str(file)]
 
     return Drill(
         request=request, twin_id=f"{run_id}-twin", root=folder, plan=plan, seed=0, command=command(MAKE_FAULTY), twin_command=command(""),

@@ -15,7 +15,7 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from mem_core.domain.request import ModelSection
-from mem_core.runtime.data.dataset import TokenDataset
+from mem_core.runtime.data.serving.dataset import TokenDataset
 from mem_core.runtime.models.build import build_model
 
 

@@ -19,14 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from mem_core.core.state_manager import read_journal
+from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.errors import MemError, MemoryExhausted
 from mem_core.domain.events import MemoryPlanChanged, Noted, OomAbsorbed
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.infrastructure.settings import Settings, child_environment
-from mem_core.runtime.data.order import sample_ids
-from mem_core.runtime.worker_group.processes import ForkServer
+from mem_core.runtime.data.serving.order import sample_ids
+from mem_core.runtime.ranks.local.processes import ForkServer
 from mem_core.testing.driver import drive
 from mem_core.testing.memory_faults import limit_address_space
 from mem_core.testing.ports import distance, recorded, replaying, with_port

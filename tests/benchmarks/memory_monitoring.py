@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mem_core.core.memory_ladder import MicroBatch, PlanBounds
+from mem_core.core.memory.ladder import MicroBatch, PlanBounds
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.request import RuntimeRequest
-from mem_core.infrastructure.memory_probe import ProcessMeter
-from mem_core.runtime.adaptive_memory import AdaptiveMemory
-from mem_core.runtime.worker.board import Board
-from mem_core.runtime.worker.memory_board import MemoryBoard
-from mem_core.runtime.worker.protocol import WorkerSpec
+from mem_core.infrastructure.machine.memory_probe import ProcessMeter
+from mem_core.runtime.memory.adaptive_memory import AdaptiveMemory
+from mem_core.runtime.ranks.local.board import Board
+from mem_core.runtime.ranks.local.memory_board import MemoryBoard
+from mem_core.runtime.ranks.worker.protocol import WorkerSpec
 
 STEP_S = 0.005
 

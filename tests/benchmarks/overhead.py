@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mem_core.core.state_manager import RunRecord, read_journal
+from mem_core.core.run.state_manager import RunRecord, read_journal
 from mem_core.domain.events import CheckpointCommitted, SegmentEnded
 from mem_core.infrastructure.settings import Settings, child_environment
 

@@ -25,15 +25,15 @@ def mem_recovery_s(kills: int, folder: Path) -> list[float]:
     """Recovery of MEM's own run, measured from outside: SIGKILL -> beat of the first step done again."""
     from mem_core.domain.request import RuntimeRequest
     from mem_core.infrastructure.settings import Settings
-    from mem_core.runtime.chaos.drill import Drill
-    from mem_core.runtime.chaos.plan import PlannedFault
+    from mem_core.runtime.chaos.drill.drill import Drill
+    from mem_core.runtime.chaos.plan.plan import PlannedFault
 
     steps = kills * MAX_STEPS_PER_KILL + 200
     request = RuntimeRequest.model_validate(
         {"run_id": "recovery", "store": str(folder), "device": "cpu", "training": {"max_steps": steps, "segment_steps": 100}}
     )
     settings = Settings.from_environment()
-    command = lambda file: [sys.executable, "-m", "flows.drill_child", str(os.getpid()), "", str(file)]  # noqa: E731
+    command = lambda file: [sys.executable, "-m", "flows.commands.drill_child", str(os.getpid()), "", str(file)]  # noqa: E731
     plan = tuple(PlannedFault(i + 1, "kill_rank", at_step=150 + i * MAX_STEPS_PER_KILL, salt=i) for i in range(kills))
     drill = Drill(
         request=request, twin_id="recovery-twin", root=folder, plan=plan, seed=0, command=command, twin_command=command,
@@ -55,7 +55,7 @@ def trainer_recovery_s(kills: int, folder: Path) -> list[float]:
 
 def _kill_loop(command: list[str], kills: int, *, relaunch: bool) -> list[float]:
     """Kill the process that prints `pid N step S` lines, time until the next such line of another pid."""
-    from mem_core.infrastructure.machine_build import remove_stale_locks
+    from mem_core.infrastructure.machine.build import remove_stale_locks
     from mem_core.infrastructure.settings import Settings
 
     # DeepSpeed compiles an op at its first start and waits for ever for the lock of a killed compiler: minutes, but only once.

@@ -22,7 +22,7 @@ import torch
 
 from mem_core.domain.plan import Hyperparams, MemoryPlan
 from mem_core.domain.request import RuntimeRequest
-from mem_core.runtime.data.splits import split_batch
+from mem_core.runtime.data.serving.splits import split_batch
 from mem_core.runtime.deepspeed.engine import Engine, initialise_distributed
 from mem_core.runtime.deepspeed.engine_config import engine_config
 from mem_core.runtime.deepspeed.passes import Passes

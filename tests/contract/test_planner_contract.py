@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mem_core.core.directive_parser import parse_directive
+from mem_core.core.policy.directive_parser import parse_directive
 from mem_core.domain.advice import Planner, TelemetrySummary
 from mem_core.domain.directive import ExecutiveDirective, Refusal
 from mem_core.domain.errors import RequestError

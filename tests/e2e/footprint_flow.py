@@ -14,13 +14,13 @@ from typing import Any
 
 import psutil
 
+from flows.context import show_in_prefect
 from flows.endurance_flow import train_to_end
-from flows.flow_context import show_in_prefect
 from flows.mem_flow import mem_flow
 from flows.prefect_view.publisher import PrefectView
 from mem_core.bootstrap import draft_run
-from mem_core.core.mem_orchestrator import Train
-from mem_core.core.state_manager import StateManager
+from mem_core.core.recovery.mem_orchestrator import Train
+from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.checkpoint import CheckpointVerdict
 from mem_core.domain.events import CheckpointCommitted, CheckpointJudged, RunEnded, SegmentEnded, SegmentStarted
 from mem_core.domain.plan import Hyperparams

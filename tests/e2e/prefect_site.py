@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import psutil
 
-from flows.embedded_server import EmbeddedServer, free_port
+from flows.server.embedded import EmbeddedServer, free_port
 from mem_core.infrastructure.settings import Settings
 
 BIN = Path(sys.executable).parent

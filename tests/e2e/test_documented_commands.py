@@ -15,9 +15,9 @@ import pytest
 from documented import DOCUMENTS, FENCE, ROOT, TABLE, documented_commands, of_kind, typed
 from prefect_site import BIN, Site, wait_for
 
-from mem_core.infrastructure.request_file import load_request
+from mem_core.infrastructure.request.file import load_request
 from mem_core.infrastructure.settings import Settings
-from mem_core.runtime.worker_group.processes import ForkServer
+from mem_core.runtime.ranks.local.processes import ForkServer
 from mem_core.testing.driver import drive
 
 REHEARSAL = "chaos: {kinds: [kill_rank, failed_allocation]}\n"

@@ -27,7 +27,7 @@ training: {max_steps: 20, segment_steps: 10, warmup_steps: 2}
 HOLDER = """
 import sys, time
 from pathlib import Path
-from mem_core.core.state_manager import StateManager
+from mem_core.core.run.state_manager import StateManager
 StateManager.acquire(Path(sys.argv[1]), "bad")
 print("held", flush=True)
 time.sleep(600)

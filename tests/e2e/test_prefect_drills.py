@@ -16,13 +16,13 @@ import pytest
 from prefect_site import wait_for
 from process_tree import alive, marked_processes
 
+from flows.commands.restore_probe import prove
 from flows.restore_drill_flow import error_from, prove_newest
-from flows.restore_probe import prove
 from mem_core.domain.errors import NoValidCheckpoint
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.infrastructure.settings import Settings
-from mem_core.runtime.worker_group.processes import ForkServer
+from mem_core.runtime.ranks.local.processes import ForkServer
 
 pytestmark = pytest.mark.integration
 TRAINING = {"max_steps": 15, "segment_steps": 5, "global_batch_size": 4, "warmup_steps": 2}
@@ -105,7 +105,7 @@ def drilling(store: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 def is_drill(process: psutil.Process) -> bool:
     try:
-        return "flows.owned_command" in process.cmdline()
+        return "flows.commands.owned" in process.cmdline()
     except psutil.Error:
         return False
 

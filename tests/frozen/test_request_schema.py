@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from mem_core.domain.request import RuntimeRequest
-from mem_core.infrastructure.request_errors import known_fields
+from mem_core.infrastructure.request.errors import known_fields
 
 SNAPSHOT = Path(__file__).with_name("request_schema.json")
 # The request of the design, with every default written out.

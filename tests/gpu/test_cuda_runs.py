@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from mem_core.core.state_manager import read_journal
+from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.events import CheckpointJudged
-from mem_core.infrastructure.memory_probe_cuda import CudaProbe
+from mem_core.infrastructure.machine.memory_probe_cuda import CudaProbe
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1_800)]
 MIB = 2**20

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows.checkpoint_commands import list_checkpoints, verify_checkpoints
-from flows.export_command import export_checkpoint
+from flows.commands.checkpoints import list_checkpoints, verify_checkpoints
+from flows.commands.export import export_checkpoint
 from mem_core.bootstrap import examine_only
 from mem_core.domain.errors import NoValidCheckpoint, RequestError, StoreUnavailable
 from mem_core.domain.request import RuntimeRequest

@@ -17,7 +17,7 @@ from mem_core.domain.checkpoint import CheckpointDraft, CheckpointExpectation, T
 from mem_core.domain.errors import NoValidCheckpoint
 from mem_core.domain.request import CheckpointSection
 from mem_core.runtime.checkpoint_manager import CheckpointManager, IntegrityValidator, scan_torch_file
-from mem_core.runtime.checkpoint_manager.manifest_codec import encode_manifest, sha256_hex
+from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import encode_manifest, sha256_hex
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 KINDS = ("bit flip", "truncation", "zeroed page", "zero-filled", "missing", "swapped", "emptied", "longer", "older version")

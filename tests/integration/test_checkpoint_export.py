@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.export_command import export_checkpoint
+from flows.commands.export import export_checkpoint
 from mem_core.domain.errors import NoValidCheckpoint, RequestError
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult

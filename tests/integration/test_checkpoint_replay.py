@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from mem_core.core.state_manager import read_journal
+from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.checkpoint import CheckpointManifest
 from mem_core.domain.events import CheckpointJudged
 from mem_core.domain.plan import Hyperparams
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
-from mem_core.runtime.session.replay_service import ReplayService, batch_after, compare
+from mem_core.runtime.proof.replay_service import ReplayService, batch_after, compare
+from mem_core.runtime.ranks.worker.protocol import ReplayEvidence
 from mem_core.runtime.session.run_session import RunSession
-from mem_core.runtime.worker.protocol import ReplayEvidence
 
 TRAINING = {"max_steps": 30, "segment_steps": 10, "global_batch_size": 4, "warmup_steps": 5}
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from mem_core.core.state_manager import RunRecord, read_journal
+from mem_core.core.run.state_manager import RunRecord, read_journal
 from mem_core.domain.errors import NoValidCheckpoint, RequestError
 from mem_core.domain.events import Noted
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
-from mem_core.runtime.session.reshard_service import differences
-from mem_core.runtime.worker.protocol import ReplayEvidence
+from mem_core.runtime.proof.reshard_service import differences
+from mem_core.runtime.ranks.worker.protocol import ReplayEvidence
 
 TRAINING = {"segment_steps": 6, "global_batch_size": 4, "warmup_steps": 3, "schedule_steps": 18}
 Nano = Callable[..., RuntimeRequest]
@@ -29,7 +29,7 @@ def weights(folder: Path, step: int, output: Path) -> dict[str, Any]:
     """Merged weights of a checkpoint by name, through the export."""
     from safetensors.torch import load_file
 
-    from flows.export_command import export_checkpoint
+    from flows.commands.export import export_checkpoint
 
     export_checkpoint(folder, step, output, as_json=False)
     return load_file(output / "model.safetensors")

@@ -10,11 +10,11 @@ import torch
 
 from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.request import ModelSection
-from mem_core.runtime.data.collate import Batch, collate
-from mem_core.runtime.data.dataset import TokenDataset
-from mem_core.runtime.data.order import sample_ids
-from mem_core.runtime.data.shards import ShardWriter
-from mem_core.runtime.data.splits import padded_length, split_batch
+from mem_core.runtime.data.serving.collate import Batch, collate
+from mem_core.runtime.data.serving.dataset import TokenDataset
+from mem_core.runtime.data.serving.order import sample_ids
+from mem_core.runtime.data.serving.shards import ShardWriter
+from mem_core.runtime.data.serving.splits import padded_length, split_batch
 from mem_core.runtime.models.build import build_model
 
 LENGTHS = [3, 300, 17, 5, 130, 64, 2, 299, 40, 8]

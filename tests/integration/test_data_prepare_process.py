@@ -13,8 +13,8 @@ import pytest
 
 from mem_core.domain.errors import DataError, EnvironmentUnfit, RequestError, StoreUnavailable
 from mem_core.domain.request import DataSection
-from mem_core.runtime.data.dataset import TokenDataset
-from mem_core.runtime.data.prepare import prepare_data
+from mem_core.runtime.data.encoding.prepare import prepare_data
+from mem_core.runtime.data.serving.dataset import TokenDataset
 from mem_core.runtime.data.values import PreparedData, PrepareProgress
 
 NANO = "preset:llama-nano"
@@ -24,7 +24,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from mem_core.domain.request import DataSection
-from mem_core.runtime.data.prepare import prepare_data
+from mem_core.runtime.data.encoding.prepare import prepare_data
 
 data = DataSection.model_validate_json(sys.argv[1])
 prepared = prepare_data(data, 0, "preset:llama-nano", 384, Path(sys.argv[2]), lambda p: print(p.model_dump_json(), flush=True))
@@ -196,6 +196,6 @@ def test_one_line_of_20_megabytes_takes_bounded_memory(tmp_path: Path, space: st
 def test_the_callers_process_stays_light() -> None:
     """The flow and the command import preparation: none of the heavy libraries may come along."""
     heavy = "('torch', 'transformers', 'tokenizers', 'fsspec')"
-    code = f"import sys, mem_core.runtime.data.prepare; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, mem_core.runtime.data.encoding.prepare; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT_S, check=True)
     assert done.stdout.strip() == "[]"

@@ -8,8 +8,8 @@ import pytest
 
 from mem_core.domain.errors import DataError, StoreUnavailable
 from mem_core.domain.request import DataSection
-from mem_core.runtime.data.dataset import TokenDataset
-from mem_core.runtime.data.prepare import prepare_data
+from mem_core.runtime.data.encoding.prepare import prepare_data
+from mem_core.runtime.data.serving.dataset import TokenDataset
 from mem_core.runtime.models.facts import describe_model
 
 NANO = "preset:llama-nano"

@@ -17,10 +17,10 @@ if kind == "cgroup":
     (pathlib.Path(argument) / "cgroup.procs").write_text(str(os.getpid()))
 else:
     resource.setrlimit(getattr(resource, kind), (int(argument), int(argument)))
-from mem_core.core.environment_doctor import EnvironmentDoctor, error_of
+from mem_core.core.doctor.environment_doctor import EnvironmentDoctor, error_of
 from mem_core.domain.environment import ModelNumbers
 from mem_core.domain.request import RuntimeRequest
-from mem_core.infrastructure.machine import observe_machine
+from mem_core.infrastructure.machine.observe import observe_machine
 from mem_core.infrastructure.settings import Settings
 request = RuntimeRequest(run_id="demo", store=store, device="cpu")
 seen = observe_machine(request, Settings.from_environment({"PATH": os.environ["PATH"], "MEM_HOME": store + "/home"}))

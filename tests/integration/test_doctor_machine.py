@@ -8,14 +8,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mem_core.core.doctor_render import render_report
-from mem_core.core.environment_doctor import EnvironmentDoctor
+from mem_core.core.doctor.environment_doctor import EnvironmentDoctor
+from mem_core.core.doctor.render import render_report
 from mem_core.domain.request import RuntimeRequest
-from mem_core.infrastructure.machine import observe_accelerator, observe_machine, package_versions, usable_cores
-from mem_core.infrastructure.machine_build import observe_build
-from mem_core.infrastructure.machine_data import sniff_data
-from mem_core.infrastructure.machine_model import read_model_numbers, tokenizer_size
+from mem_core.infrastructure.machine.build import observe_build
+from mem_core.infrastructure.machine.observe import observe_accelerator, observe_machine, package_versions, usable_cores
 from mem_core.infrastructure.settings import Settings, child_environment
+from mem_core.runtime.data.reading.sniff import sniff_data
+from mem_core.runtime.models.numbers import read_model_numbers, tokenizer_size
 
 
 def settings(home: Path) -> Settings:
@@ -27,11 +27,11 @@ def test_a_default_request_is_examined_in_this_process_without_importing_torch(t
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from mem_core.core.environment_doctor import EnvironmentDoctor\n"
+        "from mem_core.core.doctor.environment_doctor import EnvironmentDoctor\n"
         "from mem_core.domain.request import RuntimeRequest\n"
-        "from mem_core.infrastructure.machine import observe_machine\n"
-        "from mem_core.infrastructure.machine_data import sniff_data\n"
-        "from mem_core.infrastructure.machine_model import read_model_numbers\n"
+        "from mem_core.infrastructure.machine.observe import observe_machine\n"
+        "from mem_core.runtime.data.reading.sniff import sniff_data\n"
+        "from mem_core.runtime.models.numbers import read_model_numbers\n"
         "from mem_core.infrastructure.settings import Settings\n"
         "request = RuntimeRequest(run_id='demo', store=sys.argv[1], device='cpu')\n"
         "seen = observe_machine(request, Settings.from_environment())\n"

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from mem_core.domain.request import RuntimeRequest
-from mem_core.infrastructure.machine import observe_machine
-from mem_core.infrastructure.machine_store import probe_url
+from mem_core.infrastructure.machine.observe import observe_machine
+from mem_core.infrastructure.machine.store import probe_url
 from mem_core.infrastructure.settings import S3_ENDPOINT_ORDER, Settings
 
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "hunter2secret", "AWS_DEFAULT_REGION": "us-east-1", "HOME": "/nonexistent"}

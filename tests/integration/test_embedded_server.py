@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from flows.embedded_server import EmbeddedServer
-from flows.train_command import ended_without_prefect
-from mem_core.core.state_manager import StateManager
+from flows.commands.train import ended_without_prefect
+from flows.server.embedded import EmbeddedServer
+from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.errors import MemoryExhausted
 from mem_core.domain.events import AttemptStarted, RunEnded
 from mem_core.infrastructure.settings import Settings

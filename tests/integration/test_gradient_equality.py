@@ -15,8 +15,8 @@ import torch
 
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
-from mem_core.runtime.data.dataset import TokenDataset
-from mem_core.runtime.data.order import sample_ids
+from mem_core.runtime.data.serving.dataset import TokenDataset
+from mem_core.runtime.data.serving.order import sample_ids
 from mem_core.runtime.models.build import build_model
 
 pytestmark = pytest.mark.integration

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mem_core.core.run_record import record_of
+from mem_core.core.run.record import record_of
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
-from mem_core.runtime.worker_group.processes import ForkServer
+from mem_core.runtime.ranks.local.processes import ForkServer
 
 pytestmark = pytest.mark.integration
 Nano = Callable[..., RuntimeRequest]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mem_core.bootstrap import RunDraft
-from mem_core.core.state_manager import read_journal
+from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.errors import MemError, MemoryExhausted
 from mem_core.domain.events import Noted
 from mem_core.domain.request import RuntimeRequest

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mem_core.core.memory_control import PATIENCE_STEPS
+from mem_core.core.memory.control import PATIENCE_STEPS
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.testing.memory_faults import move_address_space

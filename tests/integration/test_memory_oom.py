@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mem_core.core.memory_control import PATIENCE_STEPS
+from mem_core.core.memory.control import PATIENCE_STEPS
 from mem_core.domain.errors import MemoryExhausted
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mem_core.core.state_manager import read_journal
+from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.errors import MemoryExhausted
 from mem_core.domain.events import CheckpointJudged, Noted, SegmentEnded
 from mem_core.domain.request import RuntimeRequest

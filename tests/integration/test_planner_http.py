@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from mem_core.core.directive_parser import parse_directive
-from mem_core.core.local_policy_engine import LocalPolicyEngine
+from mem_core.core.policy.directive_parser import parse_directive
+from mem_core.core.policy.local_policy_engine import LocalPolicyEngine
 from mem_core.domain.advice import TelemetrySummary
 from mem_core.domain.directive import ExecutiveDirective, Refusal
 from mem_core.domain.environment import EnvironmentReport

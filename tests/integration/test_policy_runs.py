@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from flows.policy_commands import read_journal_files, replay_decisions
-from mem_core.core.state_manager import read_journal
+from flows.commands.policy import read_journal_files, replay_decisions
+from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.errors import RequestError
 from mem_core.domain.events import PolicyDecided
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.infrastructure.settings import Settings, child_environment
-from mem_core.runtime.worker_group.processes import ForkServer
+from mem_core.runtime.ranks.local.processes import ForkServer
 from mem_core.testing.driver import drive
 
 pytestmark = pytest.mark.integration

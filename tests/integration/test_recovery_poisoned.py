@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from chaos_ports import Poison, Slow
 
-from mem_core.core.state_manager import read_journal
+from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.errors import Interrupted, NoProgress
 from mem_core.domain.events import BatchSkipped, CheckpointJudged, Noted, PolicyDecided
 from mem_core.domain.request import RuntimeRequest

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from mem_core.core.run_fold import fold_result
-from mem_core.core.state_manager import read_journal
+from mem_core.core.run.fold import fold_result
+from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.infrastructure.settings import Settings
-from mem_core.runtime.chaos.drill import leftovers
-from mem_core.runtime.chaos.supervised_run import SupervisedRun
-from mem_core.runtime.chaos.view import RunView
+from mem_core.runtime.chaos.drill.drill import leftovers
+from mem_core.runtime.chaos.drill.supervised_run import SupervisedRun
+from mem_core.runtime.chaos.faults.view import RunView
 
 pytestmark = pytest.mark.integration
 SEED = 20_261

@@ -10,7 +10,7 @@ import pytest
 from faulty_s3_proxy import Proxy
 from moto.server import ThreadedMotoServer
 
-from mem_core.core.state_manager import read_journal
+from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.errors import StoreUnavailable
 from mem_core.domain.events import Noted, PolicyDecided
 from mem_core.domain.request import RuntimeRequest

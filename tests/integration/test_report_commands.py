@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.report_commands import LOG_BLOCK_BYTES, run_logs, run_report, run_status, run_status_text, tail
+from flows.commands.report import LOG_BLOCK_BYTES, run_logs, run_report, run_status, run_status_text, tail
 from mem_core.domain.errors import RequestError
 from mem_core.testing.synthetic_history import SyntheticRun
 from mem_core.testing.synthetic_run import JournalBuilder
@@ -74,6 +74,6 @@ def test_a_tail_reads_over_block_borders_and_takes_any_bytes(tmp_path: Path) -> 
 
 def test_the_commands_need_neither_prefect_nor_anything_heavy_to_start() -> None:
     heavy = ("prefect", "torch", "matplotlib", "tensorboard", "deepspeed", "transformers", "rich")
-    program = f"import sys, flows.report_commands; sys.exit(','.join(name for name in {heavy!r} if name in sys.modules) or 0)"
+    program = f"import sys, flows.commands.report; sys.exit(','.join(name for name in {heavy!r} if name in sys.modules) or 0)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")

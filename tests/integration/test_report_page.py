@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mem_core.core.run.run_report import write_report
 from mem_core.infrastructure.telemetry.metrics import read_metrics, write_segment_metrics
-from mem_core.infrastructure.telemetry.report import write_report
 from mem_core.testing.synthetic_history import HOSTILE_TEXT, SyntheticRun
 from mem_core.testing.synthetic_run import JournalBuilder
 

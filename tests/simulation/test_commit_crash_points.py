@@ -26,8 +26,8 @@ from mem_core.domain.events import Event
 from mem_core.domain.request import CheckpointSection
 from mem_core.infrastructure.storage.disk import Disk, remove_tree
 from mem_core.runtime.checkpoint_manager import CheckpointManager
-from mem_core.runtime.checkpoint_manager.file_checks import check_files
-from mem_core.runtime.checkpoint_manager.manifest_codec import encode_manifest, sha256_hex
+from mem_core.runtime.checkpoint_manager.inspection.file_checks import check_files
+from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import encode_manifest, sha256_hex
 from mem_core.testing.memory_disk import LOSSES, CrashAt, Crashed, Loss, MemoryDisk
 
 RUN = Path("/store/demo")

@@ -17,13 +17,13 @@ BANNED = {
     "time.clock_settime": "the clock belongs to the machine",
 }
 MAY_PRINT = {
-    "mem_core/runtime/deepspeed/build_ops.py": "a program: its lines are read by the prepare step",
-    "mem_core/runtime/adaptive_memory.py": "runs in a rank process, whose standard output is its log",
+    "mem_core/runtime/deepspeed/programs/build_ops.py": "a program: its lines are read by the prepare step",
+    "mem_core/runtime/memory/adaptive_memory.py": "runs in a rank process, whose standard output is its log",
     "mem_core/testing/driver.py": "a program: its line is read by the test that started it",
 }
 SAFE_LOADERS = {
-    "mem_core/infrastructure/request_file.py": "a SafeLoader that refuses keys given twice",
-    "mem_core/infrastructure/policy_file.py": "the same loader",
+    "mem_core/infrastructure/request/file.py": "a SafeLoader that refuses keys given twice",
+    "mem_core/infrastructure/request/policy_file.py": "the same loader",
 }
 
 

@@ -17,17 +17,17 @@ NEVER = {
 # The environment is read in one module. These write it, for a library that reads it at import and takes no argument.
 ENVIRONMENT_USERS = {
     "mem_core/infrastructure/settings.py": "reads it, for everyone",
-    "mem_core/runtime/worker/main.py": "writes DeepSpeed's five rendezvous variables into its own rank process",
-    "flows/train_command.py": "points Prefect's client at the embedded server before Prefect is imported",
-    "flows/serve.py": "the same for the server of mem serve",
+    "mem_core/runtime/ranks/worker/main.py": "writes DeepSpeed's five rendezvous variables into its own rank process",
+    "flows/commands/train.py": "points Prefect's client at the embedded server before Prefect is imported",
+    "flows/server/serve.py": "the same for the server of mem serve",
 }
 # Programs that the fork server or an interpreter starts: importing them is running them.
 MAY_ACT = {
-    "mem_core/runtime/worker/preload.py": "its import is the fork server's preparation",
-    "mem_core/infrastructure/request_file.py": "fills the tables of its own YAML loader class",
+    "mem_core/runtime/ranks/worker/preload.py": "its import is the fork server's preparation",
+    "mem_core/infrastructure/request/file.py": "fills the tables of its own YAML loader class",
 }
 HEAVY = ("torch", "deepspeed", "transformers", "matplotlib", "tensorboard", "s3fs", "prefect")
-LIGHT_MODULES = ("flows", "flows.cli", "flows.train_command", "flows.doctor_command", "flows.report_commands", "mem_core.bootstrap")
+LIGHT_MODULES = ("flows", "flows.cli", "flows.commands.train", "flows.commands.doctor", "flows.commands.report", "mem_core.bootstrap")
 
 
 def offences(folder: str, banned: tuple[str, ...], but: str = "-") -> list[str]:

@@ -10,8 +10,8 @@ from source_tree import ROOT, tracked_files
 
 from flows.cli import build_parser
 from mem_core.domain.errors import MemError
-from mem_core.infrastructure.request_errors import known_fields
-from mem_core.infrastructure.request_file import build_request, load_request
+from mem_core.infrastructure.request.errors import known_fields
+from mem_core.infrastructure.request.file import build_request, load_request
 
 MACHINE_PATHS = re.compile("/" + r"(work|root)/")
 BINARY = (".png", ".npz", ".pt", ".bin", ".parquet", ".gz")

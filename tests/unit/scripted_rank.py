@@ -8,8 +8,8 @@ from pathlib import Path
 
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.segment import Evidence, WorkerError
-from mem_core.runtime.worker.heartbeat import HeartbeatWriter
-from mem_core.runtime.worker.protocol import Evaluate, Evaluated, Failed, Ready, Restore, Saved, SegmentDone, Stop, Train, WorkerSpec
+from mem_core.runtime.ranks.local.heartbeat import HeartbeatWriter
+from mem_core.runtime.ranks.worker.protocol import Evaluate, Evaluated, Failed, Ready, Restore, Saved, SegmentDone, Stop, Train, WorkerSpec
 
 GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242"
 

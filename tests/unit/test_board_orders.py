@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mem_core.runtime.worker.board import Board
+from mem_core.runtime.ranks.local.board import Board
 
 STEPS = 6
 

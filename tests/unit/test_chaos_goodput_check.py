@@ -3,7 +3,7 @@
 import pytest
 
 from mem_core.domain.events import AttemptStarted, Event, JournalLine, TimeSpent
-from mem_core.runtime.chaos.drill import ledger_began_unix_s
+from mem_core.runtime.chaos.drill.drill import ledger_began_unix_s
 
 STARTED = AttemptStarted(attempt=1, pid=1, host="h")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mem_core.runtime.chaos.store_relay import StoreRelay
+from mem_core.runtime.chaos.faults.store_relay import StoreRelay
 
 PART = b"x" * 300_000
 

@@ -11,8 +11,8 @@ from mem_core.infrastructure.storage import ObjectStat, RetryPolicy, open_store,
 from mem_core.infrastructure.storage.redact import secrets_in
 from mem_core.infrastructure.storage.s3_details import MAX_PARTS, MIN_PART_BYTES, etag_of_file, is_etag, part_size_bytes
 from mem_core.runtime.checkpoint_manager import missing_shards
-from mem_core.runtime.checkpoint_manager.remote_layout import Upload, believable, manifest_key, mark_key, sort_keys
-from mem_core.runtime.checkpoint_manager.shards import surplus_shards
+from mem_core.runtime.checkpoint_manager.inspection.shards import surplus_shards
+from mem_core.runtime.checkpoint_manager.mirror.remote_layout import Upload, believable, manifest_key, mark_key, sort_keys
 
 GIB = 1 << 30
 

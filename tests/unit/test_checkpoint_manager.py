@@ -11,7 +11,7 @@ from mem_core.domain.checkpoint import (
 from mem_core.domain.errors import InternalError, NoValidCheckpoint, RequestError, RunHeld, StoreUnavailable
 from mem_core.domain.events import CheckpointRemoved
 from mem_core.infrastructure.storage.disk import OsDisk
-from mem_core.runtime.checkpoint_manager.manifest_codec import sha256_hex
+from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import sha256_hex
 from mem_core.testing.checkpoint_run import SHARDS, Run, draft, proven, save, stage
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from mem_core.core.memory_ladder import MicroBatch
+from mem_core.core.memory.ladder import MicroBatch
 from mem_core.domain.segment import Evidence, OutOfMemory, SaveFailed, WorkerError, WorkerLost
-from mem_core.runtime.worker.classify import classify, classify_death, memory_kind
+from mem_core.runtime.ranks.worker.classify import classify, classify_death, memory_kind
 
 CPU_ALLOCATOR = (
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 16777216 bytes. "

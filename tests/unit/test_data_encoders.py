@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from mem_core.domain.errors import RequestError
 from mem_core.domain.request import DataSection
-from mem_core.runtime.data.dataset import TokenDataset
-from mem_core.runtime.data.encoders import ByteEncoder, ChatRefused, HuggingFaceEncoder, make_encoder, pieces
-from mem_core.runtime.data.rows import Document
-from mem_core.runtime.data.tokenize_process import prepare_here
+from mem_core.runtime.data.encoding.encoders import ByteEncoder, ChatRefused, HuggingFaceEncoder, make_encoder, pieces
+from mem_core.runtime.data.encoding.tokenize_process import prepare_here
+from mem_core.runtime.data.reading.rows import Document
+from mem_core.runtime.data.serving.dataset import TokenDataset
 from mem_core.runtime.data.values import PrepareJob
 
 MARKED = (

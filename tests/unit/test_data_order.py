@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mem_core.runtime.data.order import sample_ids
+from mem_core.runtime.data.serving.order import sample_ids
 
 SIZES = st.integers(1, 300)
 

@@ -11,10 +11,10 @@ import pytest
 
 from mem_core.domain.errors import DataError, RequestError
 from mem_core.domain.request import DataSection
-from mem_core.runtime.data.acceptance import check_prepared
-from mem_core.runtime.data.dataset import TokenDataset
-from mem_core.runtime.data.sources import resolve_files
-from mem_core.runtime.data.tokenize_process import prepare_here
+from mem_core.runtime.data.encoding.acceptance import check_prepared
+from mem_core.runtime.data.encoding.tokenize_process import prepare_here
+from mem_core.runtime.data.reading.sources import resolve_files
+from mem_core.runtime.data.serving.dataset import TokenDataset
 from mem_core.runtime.data.values import PreparedData, PrepareJob, PrepareProgress
 
 Prepare = Callable[..., PreparedData]

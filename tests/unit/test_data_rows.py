@@ -3,7 +3,7 @@
 import pytest
 
 from mem_core.domain.request import DataSection
-from mem_core.runtime.data.rows import BadRow, Document, check_rows
+from mem_core.runtime.data.reading.rows import BadRow, Document, check_rows
 
 TEXT = DataSection()
 PAIR = DataSection(prompt_field="prompt", completion_field="completion")

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from mem_core.domain.errors import DataError
 from mem_core.domain.request import DataSection
-from mem_core.runtime.data.collate import collate
-from mem_core.runtime.data.dataset import TokenDataset, check_contents
-from mem_core.runtime.data.sequences import RowMaker
-from mem_core.runtime.data.shards import ShardWriter
+from mem_core.runtime.data.encoding.sequences import RowMaker
+from mem_core.runtime.data.serving.collate import collate
+from mem_core.runtime.data.serving.dataset import TokenDataset, check_contents
+from mem_core.runtime.data.serving.shards import ShardWriter
 
 ROWS = st.lists(st.lists(st.tuples(st.integers(0, 383), st.booleans()), min_size=1, max_size=12), min_size=1, max_size=20)
 

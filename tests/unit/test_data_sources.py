@@ -1,6 +1,6 @@
 """Which files a data list means."""
 
-from mem_core.runtime.data.sources import STDLIB_CAP_BYTES, resolve_files
+from mem_core.runtime.data.reading.sources import STDLIB_CAP_BYTES, resolve_files
 
 
 def test_the_standard_library_is_a_bounded_stable_source() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mem_core.domain.plan import MemoryPlan
-from mem_core.runtime.data.splits import length_buckets, padded_length, split_batch
+from mem_core.runtime.data.serving.splits import length_buckets, padded_length, split_batch
 
 SEQUENCE_LENGTH = 512
 bucket = partial(padded_length, sequence_length=SEQUENCE_LENGTH)

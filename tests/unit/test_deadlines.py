@@ -2,7 +2,7 @@
 
 import pytest
 
-from mem_core.core.deadlines import BUSY_ALLOWANCE, MINIMUM_S, PhaseTimes, RankSign, find_hung, is_hung, silence_allowed_s
+from mem_core.core.recovery.deadlines import BUSY_ALLOWANCE, MINIMUM_S, PhaseTimes, RankSign, find_hung, is_hung, silence_allowed_s
 
 
 def sign(rank: int = 0, silent: float = 4.0, allowed: float = 3.0, cpu: float = 0.0, stopped: bool = False) -> RankSign:

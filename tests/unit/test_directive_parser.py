@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mem_core.core.directive_parser import parse_directive
+from mem_core.core.policy.directive_parser import parse_directive
 from mem_core.domain.directive import ExecutiveDirective, Refusal
 
 GOOD = '{"lr_multiplier": 0.5, "gradient_clip_norm": 1, "loss_scale_initial_power": 8}'

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mem_core.domain.request import RuntimeRequest
-from mem_core.infrastructure.machine_data import sniff_data, sniff_file
+from mem_core.runtime.data.reading.sniff import sniff_data, sniff_file
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from mem_core.core.doctor_render import render_report
-from mem_core.core.environment_doctor import EnvironmentDoctor, error_of
+from mem_core.core.doctor.environment_doctor import EnvironmentDoctor, error_of
+from mem_core.core.doctor.render import render_report
 from mem_core.domain.environment import (
     AcceleratorObservation,
     BuildObservation,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mem_core.infrastructure.machine_build import find_stale_locks, observe_build, remove_stale_locks
+from mem_core.infrastructure.machine.build import find_stale_locks, observe_build, remove_stale_locks
 
 HOLD = """
 import sys

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mem_core.infrastructure import machine_store
-from mem_core.infrastructure.process_facts import boot_id
+from mem_core.core.run.holder import observe_holder
+from mem_core.infrastructure.machine import store as machine_store
+from mem_core.infrastructure.machine.process_facts import boot_id
 
 
 def test_a_writable_folder_passes_and_stays_empty(tmp_path: Path) -> None:
@@ -91,23 +92,23 @@ def write_lease(folder: Path, **changes: object) -> None:
 
 def test_a_holder_on_another_machine_counts_until_its_lease_ends(tmp_path: Path) -> None:
     write_lease(tmp_path, host="elsewhere")
-    holder = machine_store.observe_holder(tmp_path)
+    holder = observe_holder(tmp_path)
     assert holder is not None
     assert (holder.alive, holder.attempt) == (True, 3)
     write_lease(tmp_path, host="elsewhere", expires_unix_s=1.0)
-    expired = machine_store.observe_holder(tmp_path)
+    expired = observe_holder(tmp_path)
     assert expired is not None
     assert not expired.alive
 
 
 def test_a_dead_process_here_holds_nothing_and_oneself_is_no_other(tmp_path: Path) -> None:
     write_lease(tmp_path, pid=1, start_ticks=-1)
-    holder = machine_store.observe_holder(tmp_path)
+    holder = observe_holder(tmp_path)
     assert holder is not None
     assert not holder.alive
     write_lease(tmp_path, pid=os.getpid())
-    assert machine_store.observe_holder(tmp_path) is None
-    assert machine_store.observe_holder(tmp_path / "new") is None
+    assert observe_holder(tmp_path) is None
+    assert observe_holder(tmp_path / "new") is None
 
 
 def test_the_newest_readable_manifest_tells_the_saved_layout(tmp_path: Path) -> None:

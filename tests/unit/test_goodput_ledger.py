@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from mem_core.core.goodput import GoodputLedger, split_productive
+from mem_core.core.run.goodput import GoodputLedger, split_productive
 from mem_core.domain.errors import InternalError
 from mem_core.domain.run import GOODPUT_BUCKETS
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mem_core.core.goodput import GoodputLedger, split_productive
-from mem_core.core.run_fold import fold_result, fold_state
+from mem_core.core.run.fold import fold_result, fold_state
+from mem_core.core.run.goodput import GoodputLedger, split_productive
 from mem_core.domain.events import AttemptStarted, SegmentStarted
 from mem_core.testing.synthetic_run import JournalBuilder
 

@@ -5,12 +5,12 @@ import sys
 import time
 from pathlib import Path
 
-from mem_core.runtime.worker.heartbeat import Heartbeat, HeartbeatReader, HeartbeatWriter
+from mem_core.runtime.ranks.local.heartbeat import Heartbeat, HeartbeatReader, HeartbeatWriter
 
 HAMMER = """
 import sys, time
 from pathlib import Path
-from mem_core.runtime.worker.heartbeat import HeartbeatWriter
+from mem_core.runtime.ranks.local.heartbeat import HeartbeatWriter
 writer = HeartbeatWriter(Path(sys.argv[1]))
 end = time.monotonic() + 60
 number = 0

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mem_core.core.journal_check import check_journal
-from mem_core.core.state_manager import StateManager
+from mem_core.core.run.journal_check import check_journal
+from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.events import Noted
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from mem_core.core.memory_ladder import MicroBatch
+from mem_core.core.memory.ladder import MicroBatch
 from mem_core.domain.plan import MemoryPlan
-from mem_core.runtime.worker.board import Board
-from mem_core.runtime.worker.memory_board import MemoryBoard, RankReading
+from mem_core.runtime.ranks.local.board import Board
+from mem_core.runtime.ranks.local.memory_board import MemoryBoard, RankReading
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from mem_core.core.memory_control import Decision, MemoryControl, Watermarks
-from mem_core.core.memory_diagnosis import StepReading, diagnose, is_leak, robust_slope
-from mem_core.core.memory_ladder import MicroBatch, PlanBounds
-from mem_core.core.memory_model import PeakLine
+from mem_core.core.memory.control import Decision, MemoryControl, Watermarks
+from mem_core.core.memory.diagnosis import StepReading, diagnose, is_leak, robust_slope
+from mem_core.core.memory.ladder import MicroBatch, PlanBounds
+from mem_core.core.memory.model import PeakLine
 from mem_core.domain.plan import MemoryPlan
 from mem_core.testing.memory_traces import GIB, Outcome, World, simulate
 

@@ -9,8 +9,8 @@ from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.segment import Evidence, OutOfMemory
 from mem_core.infrastructure.telemetry.progress import NoProgress
+from mem_core.runtime.ranks.worker.protocol import WorkerSpec
 from mem_core.runtime.session.memory_service import MemoryService
-from mem_core.runtime.worker.protocol import WorkerSpec
 from mem_core.testing.synthetic_run import JournalBuilder
 
 

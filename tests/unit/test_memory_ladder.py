@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mem_core.core.memory_fit import exhausted_remedy, ways_out
-from mem_core.core.memory_ladder import MicroBatch, PlanBounds, can_shrink, largest_micro_batch, merge_changes, shrink_plan
-from mem_core.core.memory_model import PeakLine, PeakSample, fit_line
-from mem_core.core.memory_start import Limit, Needs, could_bind, room_for_activations, starting_plan
+from mem_core.core.memory.fit import exhausted_remedy, ways_out
+from mem_core.core.memory.ladder import MicroBatch, PlanBounds, can_shrink, largest_micro_batch, merge_changes, shrink_plan
+from mem_core.core.memory.model import PeakLine, PeakSample, fit_line
+from mem_core.core.memory.start import Limit, Needs, could_bind, room_for_activations, starting_plan
 from mem_core.domain.environment import ModelNumbers
 from mem_core.domain.plan import MemoryPlan, MemoryPlanChange, plan_at
 from mem_core.domain.request import RuntimeRequest
-from mem_core.runtime.data.splits import length_buckets, padded_length, split_batch
+from mem_core.runtime.data.serving.splits import length_buckets, padded_length, split_batch
 
 GIB = 2**30
 

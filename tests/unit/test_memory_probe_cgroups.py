@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mem_core.infrastructure.cgroups import CgroupLevel, cpu_quota, memory_cgroups, pids_left
+from mem_core.infrastructure.machine.cgroups import CgroupLevel, cpu_quota, memory_cgroups, pids_left
 
 GIB = 2**30
 V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -190,7 +190,7 @@ def test_a_real_cgroup_v1_limit_is_read_and_binds() -> None:
         "import os, pathlib, sys\n"
         "group = pathlib.Path(sys.argv[1])\n"
         "(group / 'cgroup.procs').write_text(str(os.getpid()))\n"
-        "from mem_core.infrastructure.memory_probe import memory_budget, take_snapshot\n"
+        "from mem_core.infrastructure.machine.memory_probe import memory_budget, take_snapshot\n"
         "budget = memory_budget(take_snapshot([os.getpid()]))\n"
         "print(budget.budget_bytes, budget.binding_limit)\n"
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mem_core.infrastructure.memory_probe_cuda import CudaProbe, CudaReading, device_budget, other_processes_bytes
+from mem_core.infrastructure.machine.memory_probe_cuda import CudaProbe, CudaReading, device_budget, other_processes_bytes
 
 GIB = 2**30
 

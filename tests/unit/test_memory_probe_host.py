@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mem_core.infrastructure.cgroups import CgroupLevel
-from mem_core.infrastructure.memory_probe import (
+from mem_core.infrastructure.machine.cgroups import CgroupLevel
+from mem_core.infrastructure.machine.memory_probe import (
     HostProbe,
     HostSnapshot,
     ProcessMeter,
@@ -66,7 +66,7 @@ def test_rlimits_of_a_real_process_are_read_and_bind_in_address_space() -> None:
     """RLIMIT_AS set in a child: the headroom is the limit less VmSize, not less the resident memory."""
     code = (
         "import os, resource\n"
-        "from mem_core.infrastructure.memory_probe import ProcessMeter, memory_budget, take_snapshot\n"
+        "from mem_core.infrastructure.machine.memory_probe import ProcessMeter, memory_budget, take_snapshot\n"
         f"resource.setrlimit(resource.RLIMIT_AS, ({GIB}, {GIB}))\n"
         "with ProcessMeter(os.getpid()) as meter:\n"
         "    budget = memory_budget(take_snapshot([os.getpid()]))\n"

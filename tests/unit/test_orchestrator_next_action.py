@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mem_core.core.mem_orchestrator import BACK_OFF_S, Finish, GiveUp, Limits, Pause, Progress, Retry, Train, next_action
+from mem_core.core.recovery.mem_orchestrator import BACK_OFF_S, Finish, GiveUp, Limits, Pause, Progress, Retry, Train, next_action
 from mem_core.domain.errors import InternalError, MemError, MemoryExhausted, NoProgress, StoreUnavailable
 from mem_core.domain.segment import (
     Evidence,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mem_core.core.directive_parser import parse_directive
+from mem_core.core.policy.directive_parser import parse_directive
 from mem_core.domain.advice import SUMMARY_SEGMENTS, TelemetrySummary
 from mem_core.domain.directive import ExecutiveDirective
 from mem_core.domain.plan import Hyperparams

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from flows.policy_commands import evaluate_directive, explain_run, read_journal_files, replay_decisions
-from mem_core.core.local_policy_engine import LocalPolicyEngine
-from mem_core.core.policy_explain import decision_rows
-from mem_core.core.policy_history import history_for
+from flows.commands.policy import evaluate_directive, explain_run, read_journal_files, replay_decisions
+from mem_core.core.policy.explain import decision_rows
+from mem_core.core.policy.history import history_for
+from mem_core.core.policy.local_policy_engine import LocalPolicyEngine
 from mem_core.domain.directive import ExecutiveDirective, Refusal
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.errors import RequestError

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mem_core.core.local_policy_engine import LocalPolicyEngine
+from mem_core.core.policy.local_policy_engine import LocalPolicyEngine
 from mem_core.domain.directive import ExecutiveDirective, Refusal
 from mem_core.domain.environment import EnvironmentReport, Finding
 from mem_core.domain.plan import CandidatePlan, Hyperparams, MemoryPlan

@@ -6,7 +6,7 @@ import pytest
 
 from mem_core.domain.errors import RequestError
 from mem_core.domain.policy import BUILT_IN_BOUNDS
-from mem_core.infrastructure.policy_file import load_policy_file, parse_policy
+from mem_core.infrastructure.request.policy_file import load_policy_file, parse_policy
 
 
 def test_built_in_lanes_are_those_of_the_design() -> None:

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from mem_core.core.local_policy_engine import LocalPolicyEngine, recompute
-from mem_core.core.policy_history import advance, history_for, recorded_decision
+from mem_core.core.policy.history import advance, history_for, recorded_decision
+from mem_core.core.policy.local_policy_engine import LocalPolicyEngine, recompute
 from mem_core.domain.directive import ExecutiveDirective, Refusal
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.events import Noted, PolicyDecided

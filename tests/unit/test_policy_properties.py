@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mem_core.core.directive_parser import parse_directive
-from mem_core.core.local_policy_engine import LocalPolicyEngine, decision_inputs, recompute
+from mem_core.core.policy.directive_parser import parse_directive
+from mem_core.core.policy.local_policy_engine import LocalPolicyEngine, decision_inputs, recompute
 from mem_core.domain.directive import ExecutiveDirective
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.events import PolicyDecided

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from mem_core.core.directive_parser import parse_directive, read_advice, reply_text
-from mem_core.core.local_policy_engine import LocalPolicyEngine
-from mem_core.core.policy_history import history_for
-from mem_core.core.policy_telemetry import health_for, segments_since_change, summary_for
+from mem_core.core.policy.directive_parser import parse_directive, read_advice, reply_text
+from mem_core.core.policy.history import history_for
+from mem_core.core.policy.local_policy_engine import LocalPolicyEngine
+from mem_core.core.policy.telemetry import health_for, segments_since_change, summary_for
 from mem_core.domain.directive import ExecutiveDirective, Refusal
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.events import PolicyDecided, SegmentEnded

@@ -8,7 +8,7 @@ import pytest
 from flows.endurance_flow import endurance
 from flows.finetune_flow import finetune, finetune_request
 from flows.flow_request import refuse_relative_store, settled_request
-from flows.serve import AUTOMATIONS_FILE, DEPLOYMENTS_FILE, load_flow, read_deployments, to_deployment
+from flows.server.serve import AUTOMATIONS_FILE, DEPLOYMENTS_FILE, load_flow, read_deployments, to_deployment
 from mem_core.domain.errors import RequestError
 from mem_core.domain.request import RuntimeRequest
 

@@ -15,7 +15,7 @@ from flows.prefect_view.curves import MAX_POINTS, Curve, curve_svg, data_url
 from flows.prefect_view.news import MemEvent, event_of, log_line
 from flows.prefect_view.page import render_page, status_line, table
 from flows.prefect_view.publisher import LOG_LIMIT, QUEUE_LIMIT, Pace, PrefectView
-from mem_core.core.state_manager import StateManager
+from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.checkpoint import CheckpointVerdict
 from mem_core.domain.events import (
     CheckpointCommitted,

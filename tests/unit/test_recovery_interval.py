@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mem_core.core.recovery_interval import (
+from mem_core.core.recovery.interval import (
     FIRST_INTERVAL_S,
     PRIOR_FAULT_FREE_S,
     RunPace,

@@ -2,8 +2,8 @@
 
 import random
 
-from mem_core.core.recovery_spikes import MIN_HISTORY, spike_at
-from mem_core.core.recovery_stragglers import WINDOW, StragglerWatch, slow_rank
+from mem_core.core.recovery.spikes import MIN_HISTORY, spike_at
+from mem_core.core.recovery.stragglers import WINDOW, StragglerWatch, slow_rank
 
 
 def noisy(count: int, seed: int = 0) -> list[float]:

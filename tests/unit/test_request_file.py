@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mem_core.domain.errors import RequestError
-from mem_core.infrastructure import request_file
-from mem_core.infrastructure.request_file import apply_overrides, build_request, load_request, parse_mapping, parse_value
+from mem_core.infrastructure.request import file as request_file
+from mem_core.infrastructure.request.file import apply_overrides, build_request, load_request, parse_mapping, parse_value
 
 
 def refused(values: dict[str, Any], *overrides: str) -> RequestError:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from mem_core.domain.errors import RequestError
 from mem_core.domain.request import RuntimeRequest
-from mem_core.infrastructure.request_errors import known_fields
-from mem_core.infrastructure.request_file import apply_overrides, build_request, parse_mapping, parse_value
+from mem_core.infrastructure.request.errors import known_fields
+from mem_core.infrastructure.request.file import apply_overrides, build_request, parse_mapping, parse_value
 
 PATHS = sorted(path for path, _ in known_fields(RuntimeRequest))
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=12))

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mem_core.core.run_fold import fold_result, fold_state
+from mem_core.core.run.fold import fold_result, fold_state
 from mem_core.domain.events import FaultMet, SegmentEnded, SegmentStarted
 from mem_core.domain.segment import Evidence, WorkerLost
 from mem_core.testing.synthetic_run import JournalBuilder

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from mem_core.core.run_fold import RunFold, fold_result, fold_state
+from mem_core.core.run.fold import RunFold, fold_result, fold_state
 from mem_core.domain.environment import EnvironmentReport, MemoryBudget
 from mem_core.domain.events import (
     CheckpointRemoved,

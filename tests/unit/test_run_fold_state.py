@@ -1,6 +1,6 @@
 """The fold from journal to state: position, restarts, failures without progress, plan changes, decisions."""
 
-from mem_core.core.run_fold import fold_state
+from mem_core.core.run.fold import fold_state
 from mem_core.domain.events import CheckpointRemoved, FaultMet, MemoryPlanChanged, PolicyDecided, SegmentEnded, SegmentStarted
 from mem_core.domain.plan import CandidatePlan, Hyperparams, MemoryPlan, MemoryPlanChange, record_change
 from mem_core.domain.policy import PolicyDecision

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mem_core.core.run_record import RECORD_NAME, SEAL_NAME, RunRecord, read_record
-from mem_core.core.state_manager import StateManager
+from mem_core.core.run.record import RECORD_NAME, SEAL_NAME, RunRecord, read_record
+from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.errors import NoValidCheckpoint
 from mem_core.domain.events import Noted, SegmentStarted
 from mem_core.domain.plan import MemoryPlan

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mem_core.domain.request import TrainingSection
-from mem_core.runtime.schedule import learning_rate
+from mem_core.runtime.deepspeed.schedule import learning_rate
 
 PEAK, FLOOR = 1e-3, 0.1
 

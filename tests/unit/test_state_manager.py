@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mem_core.core.state_manager import (
+from mem_core.core.run.state_manager import (
     GENESIS_SHA256,
     Lease,
     StateManager,
@@ -22,12 +22,12 @@ from mem_core.core.state_manager import (
 )
 from mem_core.domain.errors import RunHeld, StoreUnavailable
 from mem_core.domain.events import Noted
-from mem_core.infrastructure.process_facts import boot_id, start_ticks
+from mem_core.infrastructure.machine.process_facts import boot_id, start_ticks
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from mem_core.core.state_manager import StateManager
+from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.errors import RunHeld
 from mem_core.domain.events import Noted
 state = StateManager.acquire(Path(sys.argv[1]), "run", lease_s=float(sys.argv[2]))

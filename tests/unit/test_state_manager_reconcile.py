@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mem_core.core.reconcile import reconcile
+from mem_core.core.run.reconcile import reconcile
 from mem_core.domain.errors import RequestError
 from mem_core.domain.request import RuntimeRequest
 

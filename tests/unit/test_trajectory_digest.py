@@ -1,6 +1,6 @@
 """The trajectory digest changes with every bit that makes two runs different, and with nothing else."""
 
-from mem_core.runtime.trajectory import chain_step
+from mem_core.runtime.deepspeed.trajectory import chain_step
 
 SPLIT = (((0, 1), (2, 3)), ((4, 5), (6, 7)))
 

@@ -14,10 +14,10 @@ from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.plan import Hyperparams, MemoryPlan
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.segment import Hung, WorkerLost
-from mem_core.infrastructure.process_facts import start_ticks
-from mem_core.runtime.worker.protocol import Train, WorkerSpec
-from mem_core.runtime.worker_group.group import GroupFailed, WorkerGroup
-from mem_core.runtime.worker_group.processes import ForkServer
+from mem_core.infrastructure.machine.process_facts import start_ticks
+from mem_core.runtime.ranks.local.group import GroupFailed, WorkerGroup
+from mem_core.runtime.ranks.local.processes import ForkServer
+from mem_core.runtime.ranks.worker.protocol import Train, WorkerSpec
 
 START = TrainingPosition(applied_steps=0, batch_index=0)
 

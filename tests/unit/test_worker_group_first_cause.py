@@ -3,7 +3,7 @@
 import pytest
 
 from mem_core.domain.segment import Evidence, Hung, NonFinite, OutOfMemory, SegmentFailure, WorkerError, WorkerLost
-from mem_core.runtime.worker_group.first_cause import first_cause, is_echo
+from mem_core.runtime.ranks.local.first_cause import first_cause, is_echo
 
 PEER_GONE = (
     "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:23",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mem_core.infrastructure.process_facts import active_seconds, cpu_seconds
+from mem_core.infrastructure.machine.process_facts import active_seconds, cpu_seconds
 
 LOOKS = 4
 SPIN, SLEEP = "while True: pass", "import time; time.sleep(60)"

@@ -1,13 +1,10 @@
-"""`write_report`: the run as one HTML page that needs nothing from outside and no script."""
-
-import os
-from pathlib import Path
+"""The run as one HTML page that needs nothing from outside and no script."""
 
 from mem_core.domain.units import format_seconds
 from mem_core.infrastructure.telemetry.charts import draw
 from mem_core.infrastructure.telemetry.html import Html, counted, element, join, section
 from mem_core.infrastructure.telemetry.report_charts import all_charts, non_finite_steps
-from mem_core.infrastructure.telemetry.report_data import ReportData, load_report_data
+from mem_core.infrastructure.telemetry.report_data import ReportData
 from mem_core.infrastructure.telemetry.report_sections import (
     checkpoints_section,
     environment_section,
@@ -22,26 +19,6 @@ from mem_core.infrastructure.telemetry.report_style import CSS
 from mem_core.infrastructure.telemetry.report_summary import goodput_bar, headline, key_numbers, shown_time, status_chip
 
 REPORT_NAME = "report.html"
-
-
-def write_report(run_folder: Path) -> Path:
-    """Write `report.html` into the run folder from its journal, metrics and request; whole or not at all. Returns its path.
-
-    Works at any time: during the run, after a crash, with parts missing (the page names them). Imports matplotlib, so a
-    long-lived process had better call it at its end.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    page = render_report(load_report_data(run_folder))
-    final = run_folder / REPORT_NAME
-    temporary = run_folder / f".{REPORT_NAME}.{os.getpid()}"
-    try:
-        temporary.write_text(page, encoding="utf-8")
-        temporary.replace(final)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return final
 
 
 def render_report(data: ReportData) -> str:

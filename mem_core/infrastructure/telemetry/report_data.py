@@ -1,6 +1,5 @@
-"""Gathers what the report shows from a run folder: journal, metrics, request. Reads only, and names what it could not read."""
+"""What the report page is made of: plain values, gathered by `mem_core.core.run.run_report`."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,23 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mem_core.core.run_fold import RunFold
 from mem_core.domain.checkpoint import CheckpointVerdict
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.events import (
-    CheckpointCommitted,
-    CheckpointJudged,
-    CheckpointRemoved,
-    DoctorReported,
     Evaluated,
-    JournalLine,
     MemoryPlanChanged,
-    Noted,
     PolicyDecided,
 )
 from mem_core.domain.run import RunResult
-from mem_core.infrastructure.telemetry.journal_reader import read_journal_lines
-from mem_core.infrastructure.telemetry.metrics import Columns, read_metrics_and_notes
+from mem_core.infrastructure.telemetry.metrics import Columns
 
 
 @dataclass(slots=True)
@@ -80,77 +71,6 @@ class ReportData:
     def max_steps(self) -> int | None:
         """Steps asked for, where the stored request tells."""
         return _as_int(_at(self.request, "training", "max_steps"))
-
-
-def load_report_data(run_folder: Path) -> ReportData:
-    """Read a run folder. Missing or damaged parts leave gaps and a problem, never an error."""
-    lines, problems = read_journal_lines(run_folder / "journal")
-    fold = RunFold()
-    for line in lines:
-        fold.add(line)
-    run_file, run_problems = _read_run_file(run_folder / "run.json")
-    request = run_file.get("request", run_file if "training" in run_file else {})
-    request = request if isinstance(request, dict) else {}
-    facts = {name: value for name, value in run_file.items() if name != "request"} if request is not run_file else {}
-    run_id = str(request.get("run_id") or run_file.get("run_id") or run_folder.name)
-    result = fold.result(run_id=run_id, run_folder=str(run_folder))
-    columns, metric_problems = read_metrics_and_notes(run_folder / "metrics", result.applied_steps if lines else None)
-    return ReportData(
-        run_folder=run_folder,
-        result=result,
-        timeline=gather_timeline(lines),
-        columns=columns,
-        request=request,
-        facts=facts,
-        problems=[*problems, *run_problems, *metric_problems],
-    )
-
-
-def _read_run_file(path: Path) -> tuple[dict[str, Any], list[str]]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as exc:
-        return {}, [f"{path.name}: {type(exc).__name__}"]
-    return (content, []) if isinstance(content, dict) else ({}, [f"{path.name}: not a JSON object"])
-
-
-def gather_timeline(lines: list[JournalLine]) -> Timeline:
-    """The lists behind the report's tables and marks."""
-    timeline = Timeline()
-    if lines:
-        timeline.first_unix_s, timeline.last_unix_s = lines[0].time_unix_s, lines[-1].time_unix_s
-        timeline.num_attempts = len({line.attempt for line in lines})
-    for line in lines:
-        event = line.event
-        match event:
-            case CheckpointCommitted() | CheckpointJudged() | CheckpointRemoved():
-                _note_checkpoint(timeline.checkpoints, event)
-            case PolicyDecided():
-                timeline.decisions.append(event)
-            case MemoryPlanChanged():
-                timeline.plan_changes.append(event)
-            case Evaluated():
-                timeline.evaluations.append(event)
-            case DoctorReported():
-                timeline.environment = event.report
-            case Noted():
-                timeline.notes.append((line.time_unix_s, event.text))
-            case _:
-                pass
-    return timeline
-
-
-def _note_checkpoint(rows: dict[int, CheckpointRow], event: CheckpointCommitted | CheckpointJudged | CheckpointRemoved) -> None:
-    step = event.verdict.step if isinstance(event, CheckpointJudged) else event.step
-    row = rows.setdefault(step, CheckpointRow(step))
-    match event:
-        case CheckpointCommitted():
-            row.size_bytes, row.save_s, row.weights_digest = event.size_bytes, event.duration_s, event.weights_digest
-            row.times_saved, row.verdict, row.removed = row.times_saved + 1, None, ""
-        case CheckpointJudged():
-            row.verdict = event.verdict
-        case CheckpointRemoved():
-            row.removed = event.reason
 
 
 def _at(tree: dict[str, Any], *names: str) -> Any:

@@ -1,14 +1,14 @@
 """Checkpoints that deserve trust: staged, committed, proven, rotated."""
 
-from mem_core.runtime.checkpoint_manager.background_mirror import BackgroundMirror, MirrorState
+from mem_core.runtime.checkpoint_manager.inspection.pickle_scan import DEFAULT_ALLOWED_GLOBALS, scan_torch_file
+from mem_core.runtime.checkpoint_manager.inspection.shards import missing_shards, required_shards
+from mem_core.runtime.checkpoint_manager.inspection.tensor_checks import load_safely
+from mem_core.runtime.checkpoint_manager.inspection.validator import IntegrityValidator, Level, Replay, Validator
 from mem_core.runtime.checkpoint_manager.manager import CheckpointManager
-from mem_core.runtime.checkpoint_manager.mirror import Mirror
-from mem_core.runtime.checkpoint_manager.pickle_scan import DEFAULT_ALLOWED_GLOBALS, scan_torch_file
+from mem_core.runtime.checkpoint_manager.mirror.background import BackgroundMirror, MirrorState
+from mem_core.runtime.checkpoint_manager.mirror.mirror import Mirror
 from mem_core.runtime.checkpoint_manager.restore import restore_from_mirror, resume_point
 from mem_core.runtime.checkpoint_manager.rotation import plan_rotation
-from mem_core.runtime.checkpoint_manager.shards import missing_shards, required_shards
-from mem_core.runtime.checkpoint_manager.tensor_checks import load_safely
-from mem_core.runtime.checkpoint_manager.validator import IntegrityValidator, Level, Replay, Validator
 
 __all__ = [
     "DEFAULT_ALLOWED_GLOBALS",

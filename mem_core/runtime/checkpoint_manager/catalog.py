@@ -13,8 +13,8 @@ from mem_core.domain.checkpoint import (
     parse_checkpoint_name,
 )
 from mem_core.infrastructure.storage.disk import Disk
-from mem_core.runtime.checkpoint_manager.file_checks import ManifestOnDisk, read_manifest
-from mem_core.runtime.checkpoint_manager.manifest_codec import ManifestDamaged, decode_verdict, sha256_hex
+from mem_core.runtime.checkpoint_manager.inspection.file_checks import ManifestOnDisk, read_manifest
+from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import ManifestDamaged, decode_verdict, sha256_hex
 
 _MAX_VERDICT_BYTES = 1 << 20
 

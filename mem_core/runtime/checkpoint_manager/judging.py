@@ -12,10 +12,10 @@ from mem_core.domain.events import CheckpointJudged, CheckpointRemoved, Event, N
 from mem_core.infrastructure.storage.disk import Disk
 from mem_core.runtime.checkpoint_manager.attempt_area import AttemptArea
 from mem_core.runtime.checkpoint_manager.catalog import Catalog
-from mem_core.runtime.checkpoint_manager.file_checks import ManifestOnDisk, check_claims, check_files
-from mem_core.runtime.checkpoint_manager.manifest_codec import ManifestDamaged, SignatureRefused, encode_verdict, sha256_hex
-from mem_core.runtime.checkpoint_manager.shards import refuse_other_shape
-from mem_core.runtime.checkpoint_manager.validator import Level, Validator
+from mem_core.runtime.checkpoint_manager.inspection.file_checks import ManifestOnDisk, check_claims, check_files
+from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import ManifestDamaged, SignatureRefused, encode_verdict, sha256_hex
+from mem_core.runtime.checkpoint_manager.inspection.shards import refuse_other_shape
+from mem_core.runtime.checkpoint_manager.inspection.validator import Level, Validator
 
 QUARANTINE_KEEP = 3
 _LEVELS: tuple[Level, ...] = ("integrity", "replay")

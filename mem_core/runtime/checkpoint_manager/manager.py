@@ -23,13 +23,13 @@ from mem_core.infrastructure.storage.disk import Disk, OsDisk, is_unavailable, r
 from mem_core.infrastructure.storage.local import make_folders
 from mem_core.runtime.checkpoint_manager.attempt_area import AttemptArea
 from mem_core.runtime.checkpoint_manager.catalog import Catalog
+from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import ManifestDamaged
+from mem_core.runtime.checkpoint_manager.inspection.pickle_scan import DEFAULT_ALLOWED_GLOBALS
+from mem_core.runtime.checkpoint_manager.inspection.tensor_checks import scan_file
+from mem_core.runtime.checkpoint_manager.inspection.validator import Level, Validator
 from mem_core.runtime.checkpoint_manager.judging import Judge
-from mem_core.runtime.checkpoint_manager.manifest_codec import ManifestDamaged
-from mem_core.runtime.checkpoint_manager.pickle_scan import DEFAULT_ALLOWED_GLOBALS
 from mem_core.runtime.checkpoint_manager.rotation import plan_rotation
 from mem_core.runtime.checkpoint_manager.sealing import Sealer
-from mem_core.runtime.checkpoint_manager.tensor_checks import scan_file
-from mem_core.runtime.checkpoint_manager.validator import Level, Validator
 
 SPACE_FACTOR = 1.2
 _SMALL_WRITES_BYTES = 1 << 20

@@ -6,9 +6,9 @@ from mem_core.domain.checkpoint import CheckpointManifest
 from mem_core.domain.errors import NoValidCheckpoint, StoreUnavailable
 from mem_core.domain.events import Event, Noted
 from mem_core.infrastructure.storage.port import KeyMissing
+from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import ManifestDamaged
 from mem_core.runtime.checkpoint_manager.manager import CheckpointManager
-from mem_core.runtime.checkpoint_manager.manifest_codec import ManifestDamaged
-from mem_core.runtime.checkpoint_manager.mirror import Mirror
+from mem_core.runtime.checkpoint_manager.mirror.mirror import Mirror
 
 
 def resume_point(manager: CheckpointManager, mirror: Mirror | None, emit: Callable[[Event], object]) -> CheckpointManifest | None:

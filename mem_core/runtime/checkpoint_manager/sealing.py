@@ -16,9 +16,9 @@ from mem_core.domain.checkpoint import (
 )
 from mem_core.domain.errors import InternalError
 from mem_core.infrastructure.storage.disk import Disk, walk_files, walk_folders
-from mem_core.runtime.checkpoint_manager.file_checks import check_claims, check_files, read_manifest
-from mem_core.runtime.checkpoint_manager.manifest_codec import ManifestDamaged, decode_manifest, encode_manifest, sign
-from mem_core.runtime.checkpoint_manager.shards import missing_shards
+from mem_core.runtime.checkpoint_manager.inspection.file_checks import check_claims, check_files, read_manifest
+from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import ManifestDamaged, decode_manifest, encode_manifest, sign
+from mem_core.runtime.checkpoint_manager.inspection.shards import missing_shards
 
 
 @dataclass(frozen=True)

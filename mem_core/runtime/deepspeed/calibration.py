@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from mem_core.core.memory_ladder import MicroBatch
-from mem_core.core.memory_model import PeakSample, fit_line
-from mem_core.infrastructure.memory_probe import ProcessMeter
+from mem_core.core.memory.ladder import MicroBatch
+from mem_core.core.memory.model import PeakSample, fit_line
+from mem_core.infrastructure.machine.memory_probe import ProcessMeter
 from mem_core.runtime.deepspeed.passes import summed_loss
-from mem_core.runtime.worker_group.fork_server import die_with_parent, first_to_be_killed
+from mem_core.runtime.ranks.local.fork_server import die_with_parent, first_to_be_killed
 
 LIMIT_S = 10.0
 SHORTEST = 16

@@ -17,7 +17,7 @@ from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.errors import InternalError
 from mem_core.domain.plan import Hyperparams
 from mem_core.domain.request import TrainingSection
-from mem_core.runtime.deepspeed.reshard import is_universal
+from mem_core.runtime.deepspeed.engine_config import is_universal
 from mem_core.runtime.deepspeed.snapshot import CollectingCheckpointEngine, weights_digest
 
 SAFE_CLASSES: list[Any] = [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]

@@ -1,5 +1,6 @@
 """The one resolved DeepSpeed configuration of an engine. Pure: values in, a JSON-able dict out."""
 
+from pathlib import Path
 from typing import Any, Literal
 
 from mem_core.domain.plan import Hyperparams, MemoryPlan
@@ -7,6 +8,7 @@ from mem_core.domain.request import RuntimeRequest
 
 NEVER = 1_000_000_000
 DEFAULT_BUCKET_ELEMENTS = 500_000_000
+UNIVERSAL_PART = "zero"
 
 
 def engine_config(
@@ -54,3 +56,8 @@ def engine_config(
         case "float32":
             pass
     return config
+
+
+def is_universal(folder: str | Path | None) -> bool:
+    """Whether this is a converted checkpoint; none that MEM commits has such a folder."""
+    return folder is not None and (Path(folder) / UNIVERSAL_PART).is_dir()

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mem_core.runtime.data.collate import collate
-from mem_core.runtime.data.dataset import TokenDataset
+from mem_core.runtime.data.serving.collate import collate
+from mem_core.runtime.data.serving.dataset import TokenDataset
 from mem_core.runtime.deepspeed.passes import Passes
-from mem_core.runtime.worker.classify import memory_kind
-from mem_core.runtime.worker.protocol import WorkerSpec
+from mem_core.runtime.ranks.worker.classify import memory_kind
+from mem_core.runtime.ranks.worker.protocol import WorkerSpec
 
 
 class Evaluation:

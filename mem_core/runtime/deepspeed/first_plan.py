@@ -6,20 +6,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from mem_core.core.doctor_memory import RETAINED, estimate_memory
-from mem_core.core.memory_ladder import MicroBatch, largest_micro_batch
-from mem_core.core.memory_model import PeakLine, PeakSample, fit_line
-from mem_core.core.memory_start import Limit, Needs, could_bind, room_for_activations, starting_plan
+from mem_core.core.doctor.memory import RETAINED, estimate_memory
+from mem_core.core.memory.ladder import MicroBatch, largest_micro_batch
+from mem_core.core.memory.model import PeakLine, PeakSample, fit_line
+from mem_core.core.memory.start import Limit, Needs, could_bind, room_for_activations, starting_plan
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.environment import ModelNumbers
 from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.units import format_bytes
-from mem_core.runtime.adaptive_memory import AdaptiveMemory
-from mem_core.runtime.data.dataset import TokenDataset
-from mem_core.runtime.data.splits import padded_length
+from mem_core.runtime.data.serving.dataset import TokenDataset
+from mem_core.runtime.data.serving.splits import padded_length
 from mem_core.runtime.deepspeed.calibration import measure_forked, measure_in_place, sizes_to_try
+from mem_core.runtime.memory.adaptive_memory import AdaptiveMemory
 from mem_core.runtime.models.build import build_model
-from mem_core.runtime.worker.protocol import WorkerSpec
+from mem_core.runtime.ranks.worker.protocol import WorkerSpec
 
 
 class FirstPlan:

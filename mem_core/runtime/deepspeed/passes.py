@@ -6,10 +6,10 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 
-from mem_core.core.memory_ladder import MicroBatch
-from mem_core.runtime.data.collate import Batch, collate
-from mem_core.runtime.data.dataset import TokenDataset
-from mem_core.runtime.data.splits import padded_length
+from mem_core.core.memory.ladder import MicroBatch
+from mem_core.runtime.data.serving.collate import Batch, collate
+from mem_core.runtime.data.serving.dataset import TokenDataset
+from mem_core.runtime.data.serving.splits import padded_length
 from mem_core.runtime.deepspeed.engine import Engine
 
 LOSS_IGNORE = -100
@@ -41,7 +41,7 @@ class Passes:
             self.phase, self.micro_batch = "forward", MicroBatch(len(rows), length)
             if self.micro_batch.tokens > self.largest.tokens:
                 self.largest = self.micro_batch
-            loss = self.loss(collate(self._data, ids, rows, length, self._pad_token_id)) * scale
+            loss = self.loss(collate(self._data, ids, positions, length, self._pad_token_id)) * scale
             self.phase = "backward"
             self._engine.backward(loss)
             total += float(loss.detach())

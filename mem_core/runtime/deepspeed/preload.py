@@ -33,5 +33,6 @@ def _probe_ops() -> None:
     import deepspeed
     from deepspeed.accelerator import get_accelerator
 
-    if get_accelerator().device_name() == "cpu":  # elsewhere probing could initialise the device before the fork
+    accelerator = get_accelerator()
+    if accelerator is not None and accelerator.device_name() == "cpu":  # elsewhere probing could initialise the device before the fork
         _ = deepspeed.ops.__compatible_ops__

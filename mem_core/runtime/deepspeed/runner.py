@@ -9,31 +9,30 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mem_core.core.memory_ladder import MicroBatch, PlanBounds, largest_micro_batch
+from mem_core.core.memory.ladder import MicroBatch, PlanBounds, largest_micro_batch
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.errors import InternalError
 from mem_core.domain.plan import Hyperparams, MemoryPlan
 from mem_core.domain.segment import Evidence, NonFinite, OutOfMemory
-from mem_core.runtime.adaptive_memory import AdaptiveMemory, RecordEvents, release_free_memory
-from mem_core.runtime.data.dataset import TokenDataset
-from mem_core.runtime.data.order import sample_ids
-from mem_core.runtime.data.splits import padded_length, split_batch
+from mem_core.runtime.data.serving.dataset import TokenDataset
+from mem_core.runtime.data.serving.order import sample_ids
+from mem_core.runtime.data.serving.splits import padded_length, split_batch
 from mem_core.runtime.deepspeed.engine import Engine, NonFiniteGradient, initialise_distributed
-from mem_core.runtime.deepspeed.engine_config import engine_config
+from mem_core.runtime.deepspeed.engine_config import engine_config, is_universal
 from mem_core.runtime.deepspeed.evaluation import Evaluation
 from mem_core.runtime.deepspeed.first_plan import FirstPlan
 from mem_core.runtime.deepspeed.passes import Passes
-from mem_core.runtime.deepspeed.reshard import is_universal
+from mem_core.runtime.deepspeed.schedule import learning_rate
 from mem_core.runtime.deepspeed.snapshot import Snapshot
+from mem_core.runtime.deepspeed.step_columns import StepColumns
+from mem_core.runtime.deepspeed.trajectory import Split, chain_step
+from mem_core.runtime.memory.adaptive_memory import AdaptiveMemory, RecordEvents, release_free_memory
 from mem_core.runtime.models.build import build_model
-from mem_core.runtime.schedule import learning_rate
-from mem_core.runtime.step_columns import StepColumns
-from mem_core.runtime.trajectory import Split, chain_step
-from mem_core.runtime.worker.board import Board
-from mem_core.runtime.worker.classify import classify, memory_kind
-from mem_core.runtime.worker.heartbeat import HeartbeatWriter
-from mem_core.runtime.worker.memory_board import MemoryBoard
-from mem_core.runtime.worker.protocol import ReplayEvidence, Saved, SegmentDone, Train, WorkerSpec
+from mem_core.runtime.ranks.local.board import Board
+from mem_core.runtime.ranks.local.heartbeat import HeartbeatWriter
+from mem_core.runtime.ranks.local.memory_board import MemoryBoard
+from mem_core.runtime.ranks.worker.classify import classify, memory_kind
+from mem_core.runtime.ranks.worker.protocol import ReplayEvidence, Saved, SegmentDone, Train, WorkerSpec
 
 RNG_MULTIPLIER = 1_000_003  # a prime: (seed, batch, rank) triples of one run do not collide
 REPLAY_STEPS = 2

@@ -20,8 +20,8 @@ import torch
 from deepspeed.runtime.checkpoint_engine import CheckpointCommitInfo
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
-from mem_core.runtime.worker.protocol import Saved
-from mem_core.runtime.worker_group.fork_server import die_with_parent, first_to_be_killed
+from mem_core.runtime.ranks.local.fork_server import die_with_parent, first_to_be_killed
+from mem_core.runtime.ranks.worker.protocol import Saved
 
 
 class CollectingCheckpointEngine(CheckpointEngine):
@@ -46,11 +46,11 @@ class CollectingCheckpointEngine(CheckpointEngine):
         with torch.serialization.safe_globals(self._safe_classes):
             return torch.load(path, map_location=map_location, weights_only=True)
 
-    def commit(self, info: CheckpointCommitInfo) -> bool:
+    def commit(self, info: CheckpointCommitInfo) -> bool:  # type: ignore[override] - annotated None there, read as a bool
         """Nothing to do: proof and publication are the checkpoint manager's."""
         return True
 
-    def preserves_storage_sharing(self) -> bool:
+    def preserves_storage_sharing(self) -> bool:  # type: ignore[override] - annotated as always True there
         """Tensors are cloned out of shared flat buffers in the writer, not here on the critical path."""
         return False
 

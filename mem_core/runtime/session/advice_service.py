@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from mem_core.core.directive_parser import read_advice, reply_text
-from mem_core.core.local_policy_engine import LocalPolicyEngine, decision_inputs, request_values
-from mem_core.core.policy_history import history_for, recorded_decision
-from mem_core.core.policy_telemetry import health_for, summary_for
-from mem_core.core.state_manager import StateManager
+from mem_core.core.policy.directive_parser import read_advice, reply_text
+from mem_core.core.policy.history import history_for, recorded_decision
+from mem_core.core.policy.local_policy_engine import LocalPolicyEngine, decision_inputs, request_values
+from mem_core.core.policy.telemetry import health_for, summary_for
+from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.directive import Refusal
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.events import Event, JournalLine, PolicyDecided, SegmentEnded

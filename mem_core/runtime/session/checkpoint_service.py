@@ -11,8 +11,8 @@ from mem_core.domain.errors import NoValidCheckpoint, StoreUnavailable
 from mem_core.infrastructure.telemetry.metrics import write_segment_metrics
 from mem_core.infrastructure.telemetry.tensorboard import TensorBoardWriter
 from mem_core.runtime.checkpoint_manager.manager import CheckpointManager
-from mem_core.runtime.worker.protocol import SegmentDone
-from mem_core.runtime.worker_group.group import GroupFailed, WorkerGroup
+from mem_core.runtime.ranks.local.group import GroupFailed, WorkerGroup
+from mem_core.runtime.ranks.worker.protocol import SegmentDone
 
 SAVE_DEADLINE_S = 1_800.0
 

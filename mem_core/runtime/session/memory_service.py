@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from mem_core.core.memory_fit import exhausted_remedy
-from mem_core.core.memory_ladder import MicroBatch, PlanBounds, largest_micro_batch, merge_changes, shrink_plan
-from mem_core.core.run_fold import fold_state
-from mem_core.core.state_manager import StateManager
+from mem_core.core.memory.fit import exhausted_remedy
+from mem_core.core.memory.ladder import MicroBatch, PlanBounds, largest_micro_batch, merge_changes, shrink_plan
+from mem_core.core.run.fold import fold_state
+from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.environment import MemoryBudget
 from mem_core.domain.errors import MemoryExhausted
@@ -13,9 +13,9 @@ from mem_core.domain.events import DoctorReported, MemoryPlanChanged, Noted, Oom
 from mem_core.domain.plan import MemoryPlan, MemoryPlanChange, plan_at, record_change
 from mem_core.domain.segment import OutOfMemory, SegmentFailure, describe_failure
 from mem_core.infrastructure.telemetry.progress import Progress
-from mem_core.runtime.data.dataset import TokenDataset
-from mem_core.runtime.data.splits import padded_length
-from mem_core.runtime.worker.protocol import WorkerSpec
+from mem_core.runtime.data.serving.dataset import TokenDataset
+from mem_core.runtime.data.serving.splits import padded_length
+from mem_core.runtime.ranks.worker.protocol import WorkerSpec
 
 # A failure to load, save or evaluate is not cured by smaller training micro-batches.
 _TRAINING_PHASES = ("calibrate", "first_step", "forward", "backward", "step", None)

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mem_core.core.recovery_spikes import WINDOW, spike_at
-from mem_core.core.recovery_stragglers import StragglerWatch
+from mem_core.core.recovery.spikes import WINDOW, spike_at
+from mem_core.core.recovery.stragglers import StragglerWatch
 from mem_core.domain.request import ResilienceSection
-from mem_core.runtime.worker.heartbeat import Heartbeat
+from mem_core.runtime.ranks.local.heartbeat import Heartbeat
 
 
 class Notices:

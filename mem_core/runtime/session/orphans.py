@@ -6,7 +6,7 @@ from collections.abc import Callable
 from mem_core.domain.environment import EnvironmentReport, Finding
 from mem_core.domain.units import format_bytes
 from mem_core.infrastructure.storage.port import Store
-from mem_core.runtime.checkpoint_manager.remote_layout import sort_keys
+from mem_core.runtime.checkpoint_manager.mirror.remote_layout import sort_keys
 
 CHECK = "store.orphans"
 LOOK_LIMIT_S = 5.0

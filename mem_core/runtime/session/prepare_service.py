@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from mem_core.domain.errors import EnvironmentUnfit
 from mem_core.domain.request import RuntimeRequest
-from mem_core.infrastructure.machine_build import find_stale_locks, remove_stale_locks
+from mem_core.infrastructure.machine.build import find_stale_locks, remove_stale_locks
 from mem_core.infrastructure.settings import Settings, child_environment
 from mem_core.infrastructure.telemetry.progress import PreparingView, Progress
-from mem_core.runtime.data.prepare import prepare_data
+from mem_core.runtime.data.encoding.prepare import prepare_data
 from mem_core.runtime.data.values import PreparedData, PrepareProgress
-from mem_core.runtime.deepspeed.build_ops import ops_needed
+from mem_core.runtime.deepspeed.programs.build_ops import ops_needed
 from mem_core.runtime.models.folders import at_hand
 
 BUILD_DEADLINE_S = 1_200.0
@@ -33,7 +33,7 @@ def prepare_ops(request: RuntimeRequest, settings: Settings, device: str, max_jo
     environment = child_environment(settings, device="cuda" if device == "cuda" else "cpu", max_jobs=max_jobs)
     try:
         subprocess.run(
-            [sys.executable, "-m", "mem_core.runtime.deepspeed.build_ops", *names],
+            [sys.executable, "-m", "mem_core.runtime.deepspeed.programs.build_ops", *names],
             env=environment, check=True, capture_output=True, text=True, timeout=BUILD_DEADLINE_S, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except subprocess.TimeoutExpired as exc:

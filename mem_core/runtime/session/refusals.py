@@ -1,6 +1,6 @@
 """A run goes on only with the kind of machine, the data and the model that it was born with."""
 
-from mem_core.core.state_manager import RunRecord
+from mem_core.core.run.state_manager import RunRecord
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.errors import DataError, RequestError
 from mem_core.runtime.data.values import PreparedData

@@ -8,17 +8,17 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from mem_core.core.run_record import has_record, sealed_text
-from mem_core.core.state_manager import StateManager, write_atomically
+from mem_core.core.run.record import has_record, sealed_text
+from mem_core.core.run.state_manager import StateManager, write_atomically
 from mem_core.domain.checkpoint import CheckpointManifest
 from mem_core.domain.errors import DataError, MemError, RunHeld
 from mem_core.domain.events import Noted
 from mem_core.domain.request import CheckpointSection
 from mem_core.infrastructure.storage.port import AlreadyExists, KeyMissing, Store
-from mem_core.runtime.checkpoint_manager.background_mirror import BackgroundMirror, MirrorState
 from mem_core.runtime.checkpoint_manager.manager import CheckpointManager
-from mem_core.runtime.checkpoint_manager.mirror import Mirror
-from mem_core.runtime.checkpoint_manager.remote_layout import Upload
+from mem_core.runtime.checkpoint_manager.mirror.background import BackgroundMirror, MirrorState
+from mem_core.runtime.checkpoint_manager.mirror.mirror import Mirror
+from mem_core.runtime.checkpoint_manager.mirror.remote_layout import Upload
 from mem_core.runtime.checkpoint_manager.restore import restore_from_mirror
 
 CLOSE_LIMIT_S = 120.0

@@ -5,11 +5,12 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mem_core.core.local_policy_engine import LocalPolicyEngine
-from mem_core.core.mem_orchestrator import Finish, GiveUp, Limits, Pause, Progress, Retry, Train, next_action
-from mem_core.core.recovery_interval import RunPace
-from mem_core.core.run_fold import fold_result, fold_state
-from mem_core.core.state_manager import StateManager
+from mem_core.core.policy.local_policy_engine import LocalPolicyEngine
+from mem_core.core.recovery.interval import RunPace
+from mem_core.core.recovery.mem_orchestrator import Finish, GiveUp, Limits, Pause, Progress, Retry, Train, next_action
+from mem_core.core.run.fold import fold_result, fold_state
+from mem_core.core.run.run_report import write_report
+from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.errors import InternalError, Interrupted, MemError, MemoryExhausted, PolicyRefused, StoreUnavailable
 from mem_core.domain.events import Evaluated, Noted, RunEnded
@@ -18,13 +19,12 @@ from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.domain.segment import Evidence, NonFinite, SaveFailed, SegmentCompleted, SegmentFailure, SegmentInterrupted
 from mem_core.infrastructure.telemetry.progress import Progress as ProgressPort
-from mem_core.infrastructure.telemetry.report import write_report
+from mem_core.runtime.proof.validator_process import ValidatorProcess
+from mem_core.runtime.ranks.local.processes import ForkServer
 from mem_core.runtime.session.advice_service import AdviceService
 from mem_core.runtime.session.checkpoint_service import CheckpointService, SaveResult
 from mem_core.runtime.session.remote_service import RemoteService
 from mem_core.runtime.session.segment_service import SegmentFailed, SegmentService, StopFlag
-from mem_core.runtime.session.validator_process import ValidatorProcess
-from mem_core.runtime.worker_group.processes import ForkServer
 
 
 class RetrySegment(Exception):
@@ -234,7 +234,7 @@ class RunSession:
             self.progress.note(f"the ending could not be recorded: {exc}")
 
     def _write_outputs(self) -> None:
-        from mem_core.core.state_manager import write_atomically
+        from mem_core.core.run.state_manager import write_atomically
 
         try:
             write_report(self.folder)
@@ -267,6 +267,6 @@ def folded_limits(state: StateManager) -> tuple[int, int, RunPace]:
 
 def policy_engine(bounds_file: str | None) -> LocalPolicyEngine:
     """The engine with built-in or user-given bounds."""
-    from mem_core.infrastructure.policy_file import load_policy_file
+    from mem_core.infrastructure.request.policy_file import load_policy_file
 
     return LocalPolicyEngine(load_policy_file(bounds_file)) if bounds_file else LocalPolicyEngine()

@@ -5,8 +5,8 @@ from typing import Any
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.segment import SegmentCompleted, SegmentFailure, describe_failure
 from mem_core.infrastructure.telemetry.progress import ProgressView
-from mem_core.runtime.worker.heartbeat import Heartbeat
-from mem_core.runtime.worker.protocol import SegmentDone
+from mem_core.runtime.ranks.local.heartbeat import Heartbeat
+from mem_core.runtime.ranks.worker.protocol import SegmentDone
 
 
 class SegmentFailed(Exception):

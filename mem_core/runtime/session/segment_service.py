@@ -6,25 +6,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mem_core.core.deadlines import PhaseTimes
-from mem_core.core.goodput import GoodputLedger
-from mem_core.core.recovery_interval import RunPace
-from mem_core.core.state_manager import StateManager
+from mem_core.core.recovery.deadlines import PhaseTimes
+from mem_core.core.recovery.interval import RunPace
+from mem_core.core.run.goodput import GoodputLedger
+from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.events import CheckpointJudged, Event, FaultMet, Noted, Recovered, SegmentEnded, SegmentStarted
 from mem_core.domain.plan import Hyperparams
 from mem_core.domain.segment import Evidence, NonFinite, SaveFailed, SegmentCompleted, SegmentFailure, SegmentInterrupted, describe_failure
 from mem_core.infrastructure.telemetry.metrics import discard_metrics_after
 from mem_core.infrastructure.telemetry.progress import Progress
+from mem_core.runtime.ranks.local.group import GroupFailed, WorkerGroup
+from mem_core.runtime.ranks.local.heartbeat import Heartbeat
+from mem_core.runtime.ranks.local.processes import ForkServer
+from mem_core.runtime.ranks.worker.protocol import ReplayEvidence, SegmentDone, Train, WorkerSpec
 from mem_core.runtime.session.checkpoint_service import CheckpointService, PendingSave
 from mem_core.runtime.session.memory_service import MemoryService
 from mem_core.runtime.session.notices import Notices
 from mem_core.runtime.session.segment_outcomes import SegmentFailed, StopFlag, already_there, completed, progress_view
 from mem_core.runtime.session.skip_list import SkipList
-from mem_core.runtime.worker.heartbeat import Heartbeat
-from mem_core.runtime.worker.protocol import ReplayEvidence, SegmentDone, Train, WorkerSpec
-from mem_core.runtime.worker_group.group import GroupFailed, WorkerGroup
-from mem_core.runtime.worker_group.processes import ForkServer
 
 PROBE_STEPS = 2
 __all__ = ["SegmentFailed", "SegmentService", "StopFlag"]

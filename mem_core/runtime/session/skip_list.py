@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from mem_core.core.state_manager import StateManager
+from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.events import BatchSkipped
-from mem_core.runtime.data.dataset import TokenDataset
-from mem_core.runtime.data.order import sample_ids
-from mem_core.runtime.worker.protocol import WorkerSpec
+from mem_core.runtime.data.serving.dataset import TokenDataset
+from mem_core.runtime.data.serving.order import sample_ids
+from mem_core.runtime.ranks.worker.protocol import WorkerSpec
 
 
 class SkipList:

@@ -3,25 +3,25 @@
 import os
 from dataclasses import replace
 
-from mem_core.core.state_manager import RunRecord
+from mem_core.core.run.state_manager import RunRecord
 from mem_core.domain.checkpoint import CheckpointExpectation, TrainingPosition
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.settings import child_environment
+from mem_core.runtime.checkpoint_manager.inspection.validator import IntegrityValidator
 from mem_core.runtime.checkpoint_manager.manager import CheckpointManager
-from mem_core.runtime.checkpoint_manager.validator import IntegrityValidator
 from mem_core.runtime.data.values import PreparedData
+from mem_core.runtime.proof.replay_service import ReplayService
+from mem_core.runtime.proof.reshard_service import ReshardService, reshard_run
+from mem_core.runtime.proof.validator_process import ValidatorProcess
+from mem_core.runtime.ranks.worker.protocol import WorkerSpec
 from mem_core.runtime.session.advice_service import AdviceService
 from mem_core.runtime.session.checkpoint_service import CheckpointService
-from mem_core.runtime.session.draft import RunDraft, known
+from mem_core.runtime.session.opening import RunDraft, known
 from mem_core.runtime.session.prepare_service import with_model_at_hand
-from mem_core.runtime.session.replay_service import ReplayService
-from mem_core.runtime.session.reshard_service import ReshardService, reshard_run
 from mem_core.runtime.session.run_session import RunSession, folded_limits
 from mem_core.runtime.session.segment_service import SegmentService
 from mem_core.runtime.session.skip_list import SkipList
-from mem_core.runtime.session.validator_process import ValidatorProcess
-from mem_core.runtime.worker.protocol import WorkerSpec
 
 
 def wire(draft: RunDraft, record: RunRecord) -> RunSession:

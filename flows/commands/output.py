@@ -1,0 +1,34 @@
+"""What every verb shares: where a run lies, and how an ending is said. People read standard error, machines standard output."""
+
+import json
+import sys
+from pathlib import Path
+
+from mem_core.domain.errors import MemError
+from mem_core.domain.run import RunResult
+
+
+def run_folder(run: str, store: str) -> Path:
+    """RUN as a folder: a path if it is one, else a run id under the store."""
+    path = Path(run)
+    return path if (path / "journal").is_dir() or "/" in run else Path(store) / run
+
+
+def print_result(result: RunResult, as_json: bool) -> None:
+    """The ending in words on standard error, as one object on standard output where asked."""
+    from mem_core.infrastructure.telemetry.notebook import result_text
+
+    # What went wrong is said last and once; a run that never trained has no table worth reading.
+    if result.status == "completed" or result.applied_steps:
+        print(result_text(result.model_copy(update={"message": ""})), file=sys.stderr)
+    if as_json:
+        print(result.model_dump_json())
+
+
+def report_error(error: MemError, as_json: bool) -> int:
+    """Say what went wrong: one message for people, one object for machines."""
+    print(f"mem: {error}", file=sys.stderr)
+    if as_json and getattr(error, "result", None) is None:
+        status = "interrupted" if error.exit_code == 75 else "failed"
+        print(json.dumps({"status": status, "exit_code": error.exit_code, "error": type(error).__name__, "message": str(error)}))
+    return error.exit_code

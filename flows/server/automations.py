@@ -1,0 +1,43 @@
+"""Automations from a file, created or brought up to date by name: `python -m flows.automations deployments/automations.yaml`.
+
+The file is Prefect's own format, but for one thing: where an action names a block as `type-slug/name`, its id is looked up, and
+the automation is left out while there is no such block.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.events.schemas.automations import AutomationCore
+from prefect.exceptions import ObjectNotFound
+
+
+def apply_automations(file: Path) -> list[str]:
+    """Create or update each automation; returns one line per automation about what was done."""
+    entries = yaml.safe_load(file.read_text(encoding="utf-8"))["automations"]
+    with get_client(sync_client=True) as client:
+        return [_apply(client, entry) for entry in entries]
+
+
+def _apply(client: SyncPrefectClient, entry: dict[str, Any]) -> str:
+    try:
+        actions = [_with_block(client, action) for action in entry["actions"]]
+    except ObjectNotFound:
+        return f"{entry['name']}: left out, its block does not exist yet (see deployments/RUNBOOK.md)"
+    automation = AutomationCore.model_validate({**entry, "actions": actions})
+    found = client.read_automations_by_name(automation.name)
+    if found:
+        # What a person has switched off or on in the UI stays so.
+        client.update_automation(found[0].id, automation.model_copy(update={"enabled": found[0].enabled}))
+        return f"{automation.name}: up to date"
+    client.create_automation(automation)
+    return f"{automation.name}: created"
+
+
+def _with_block(client: SyncPrefectClient, action: dict[str, Any]) -> dict[str, Any]:
+    block = action.get("block_document_id")
+    if not isinstance(block, str) or "/" not in block:
+        return action
+    slug, _, name = block.partition("/")
+    return {**action, "block_document_id": str(client.read_block_document_by_name(name, slug).id)}

@@ -1,0 +1,152 @@
+"""`mem serve`: a local Prefect server with its UI, the deployments of deployments/prefect.yaml, and a process that runs them.
+
+The runs are served by Prefect's runner and not by a worker: asked to stop (SIGTERM, Ctrl-C), the runner passes the wish on and
+waits for the flows, which commit and end as Cancelled; a process worker kills its flows at once and leaves them "Running".
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from flows.server.embedded import EmbeddedServer
+from mem_core.domain.errors import EnvironmentUnfit, RequestError
+from mem_core.infrastructure.settings import Settings
+
+if TYPE_CHECKING:
+    from prefect.deployments.runner import RunnerDeployment
+
+DEPLOYMENTS_FILE = Path(__file__).parents[2] / "deployments" / "prefect.yaml"
+AUTOMATIONS_FILE = DEPLOYMENTS_FILE.with_name("automations.yaml")
+HEARTBEAT_S = "30"  # the shortest that Prefect allows; the automation that finds dead flows counts on it
+
+
+def serve(file: Path = DEPLOYMENTS_FILE, port: int = 4200, limit: int = 4) -> int:
+    """Serve until SIGTERM or Ctrl-C. With PREFECT_API_URL set, that server is used and none is started.
+
+    Raises:
+        RequestError: the file is missing or wrong. EnvironmentUnfit: the port is taken or the server does not start.
+    """
+    entries = read_deployments(file)
+    settings = Settings.from_environment()
+    server = None
+    if settings.prefect_api_url is None:
+        _refuse_taken_port(port)
+        server = EmbeddedServer.start(settings, "serve", port=port, ui=True)
+    try:
+        if server is not None:
+            server.wait_ready()
+            server.keep_alive()
+        _serve(entries, settings.prefect_api_url or (server.url if server is not None else ""), limit)
+    finally:
+        if server is not None:
+            server.close()
+    return 0
+
+
+def _serve(entries: list[dict[str, Any]], api_url: str, limit: int) -> None:
+    os.environ.update(PREFECT_API_URL=api_url, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE="false")
+    os.environ.setdefault("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", HEARTBEAT_S)
+    import httpx
+    from prefect.exceptions import TerminationSignal
+    from prefect.runner import Runner
+
+    from flows.server.automations import apply_automations
+
+    runner = Runner(pause_on_shutdown=True, limit=limit)
+    for entry in entries:
+        runner.add_deployment(to_deployment(entry))
+    apply_automations(AUTOMATIONS_FILE)
+    print(_greeting(entries, api_url.removesuffix("/api")), file=sys.stderr, flush=True)
+    try:
+        with contextlib.suppress(KeyboardInterrupt, TerminationSignal):
+            asyncio.run(runner.start())
+    except httpx.TransportError as exc:
+        raise EnvironmentUnfit(
+            f"the Prefect server at {api_url} is away ({type(exc).__name__})",
+            remedy="Start it and then mem serve again; runs that were cut off go on from their newest validated checkpoint.",
+        ) from exc
+
+
+def _greeting(entries: list[dict[str, Any]], url: str) -> str:
+    names = "\n".join(f"  {name_of(entry):<28} {entry.get('description', '')}" for entry in entries)
+    prefect = Path(sys.executable).with_name("prefect")
+    return (
+        f"serving at {url}\n{names}\n"
+        "start one in the UI or from another shell:\n"
+        f"  PREFECT_API_URL={url}/api {prefect} deployment run endurance/endurance -p 'overrides={{\"training.max_steps\": 300}}'\n"
+        "Ctrl-C stops: runs commit what they have and go on when they are started again"
+    )
+
+
+def read_deployments(file: Path) -> list[dict[str, Any]]:
+    """The entries of a Prefect file. Raises RequestError."""
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as exc:
+        raise RequestError(
+            f"the deployments cannot be read: {exc}", field="--file", value=file, remedy="Give the path of deployments/prefect.yaml."
+        ) from exc
+    return list(content["deployments"])
+
+
+def name_of(entry: dict[str, Any]) -> str:
+    """FLOW/DEPLOYMENT as Prefect names it."""
+    return f"{load_flow(entry['entrypoint']).name}/{entry['name']}"
+
+
+def load_flow(entrypoint: str) -> Any:
+    """The flow object behind `module.attribute`."""
+    module, _, attribute = entrypoint.rpartition(".")
+    return getattr(import_module(module), attribute)
+
+
+def to_deployment(entry: dict[str, Any]) -> "RunnerDeployment":
+    """One entry as a served deployment: the same in all but the work pool, which serving has no use for."""
+    from prefect.client.schemas.objects import ConcurrencyLimitConfig
+    from prefect.types.entrypoint import EntrypointType
+
+    return load_flow(entry["entrypoint"]).to_deployment(
+        entry["name"],
+        description=entry.get("description"),
+        tags=entry.get("tags"),
+        parameters=entry.get("parameters"),
+        schedules=[_schedule(schedule) for schedule in entry.get("schedules", ())],
+        paused=False,
+        concurrency_limit=ConcurrencyLimitConfig.model_validate(entry["concurrency_limit"]),
+        enforce_parameter_schema=entry.get("enforce_parameter_schema", True),
+        entrypoint_type=EntrypointType.MODULE_PATH,
+    )
+
+
+def _schedule(entry: dict[str, Any]) -> dict[str, Any]:
+    from prefect.schedules import Cron
+
+    schedule = Cron(
+        entry["cron"],
+        timezone=entry["timezone"],
+        active=entry["active"],
+        slug=entry["slug"],
+        parameters=entry.get("parameters", {}),
+    )
+    return schedule  # type: ignore[return-value]
+
+
+def _refuse_taken_port(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as exc:
+            raise EnvironmentUnfit(
+                f"port {port} is taken",
+                field="--port",
+                value=port,
+                remedy="Another server runs there: set PREFECT_API_URL to it, stop it, or give another --port.",
+            ) from exc

@@ -1,0 +1,153 @@
+"""Start a deployment from Python and hold on to it: `run = submit(request); run.status(); run.result(); run.cancel()`."""
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
+from prefect.client.schemas.objects import FlowRun
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_API_URL
+from prefect.states import Cancelling
+
+from flows.flow_request import refuse_relative_store, settled_request
+from flows.notebook import ShownResult
+from flows.prefect_view.publisher import RESULT_MARK
+from mem_core.domain import errors
+from mem_core.domain.errors import EnvironmentUnfit, InternalError, Interrupted, MemError, RequestError
+from mem_core.domain.request import RuntimeRequest
+from mem_core.infrastructure.request.file import build_request
+
+POLL_S = 1.0
+
+
+class RunHandle:
+    """A flow run of a deployment, wherever it runs."""
+
+    def __init__(self, flow_run_id: UUID, start_within_s: float) -> None:
+        self.flow_run_id = flow_run_id
+        self._start_within_s = start_within_s
+
+    @property
+    def url(self) -> str:
+        """Its page in the UI."""
+        return f"{(PREFECT_API_URL.value() or '').removesuffix('/api')}/runs/flow-run/{self.flow_run_id}"
+
+    def status(self) -> str:
+        """The state in one line, with the newest progress where there is any.
+
+        Raises:
+            EnvironmentUnfit: no process has picked it up in time.
+        """
+        with get_client(sync_client=True) as client:
+            run = self._read(client)
+            self._refuse_waiting(run)
+            lines = [artifact.description for artifact in self._artifacts(client) if artifact.type == "progress" and artifact.description]
+        state = run.state_name or "Unknown"
+        return f"{state}: {lines[-1]}" if lines else state
+
+    def result(self, timeout_s: float | None = None) -> ShownResult:
+        """Wait for the end and return the result.
+
+        Raises:
+            MemError: the run was refused, stopped or has failed; its kind tells which. EnvironmentUnfit: nobody picked it up in
+            time. TimeoutError: it has not ended within `timeout_s`.
+        """
+        end_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            with get_client(sync_client=True) as client:
+                run = self._read(client)
+                self._refuse_waiting(run)
+                if run.state is not None and run.state.is_final():
+                    return self._ended(client, run)
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"flow run {run.name} is {run.state_name} after {timeout_s} s: {self.url}")
+            time.sleep(POLL_S)
+
+    def cancel(self) -> None:
+        """Ask it to commit and stop; `result` then raises Interrupted. The same run id again goes on."""
+        with get_client(sync_client=True) as client:
+            client.set_flow_run_state(self.flow_run_id, Cancelling())
+
+    def _read(self, client: SyncPrefectClient) -> FlowRun:
+        try:
+            return client.read_flow_run(self.flow_run_id)
+        except ObjectNotFound as exc:
+            raise RequestError("this flow run was deleted", value=self.flow_run_id, remedy="Submit it again: it resumes.") from exc
+
+    def _refuse_waiting(self, run: FlowRun) -> None:
+        waiting = run.state is not None and (run.state.is_scheduled() or run.state.is_pending()) and run.start_time is None
+        since = run.expected_start_time or run.created
+        if not waiting or since is None or time.time() - since.timestamp() < self._start_within_s:
+            return
+        raise EnvironmentUnfit(
+            f"no worker picked it up within {self._start_within_s:.0f} s",
+            value=f"flow run {run.name} is {run.state_name}",
+            remedy="Start one with: mem serve (or: prefect worker start --pool mem-process); the flow run then starts by itself.",
+        )
+
+    def _artifacts(self, client: SyncPrefectClient) -> list[Any]:
+        return client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[self.flow_run_id])))
+
+    def _ended(self, client: SyncPrefectClient, run: FlowRun) -> ShownResult:
+        if run.state is not None and run.state.is_completed():
+            for artifact in self._artifacts(client):
+                found = re.search(RESULT_MARK + r"\n(\{.*\})\n```", str(artifact.data), re.DOTALL)
+                if found:
+                    return ShownResult.model_validate(json.loads(found.group(1)))
+            raise InternalError(
+                "the run is completed and its result did not reach Prefect", value=run.name, remedy="Read result.json in the run folder."
+            )
+        raise _error_of(run)
+
+
+def _error_of(run: FlowRun) -> MemError:
+    """The error behind a final state, of the kind that its message names."""
+    state = run.state
+    message = (state.message if state is not None else None) or "no message"
+    if state is not None and state.is_cancelled():
+        return Interrupted(message.rstrip("."), remedy="Submit it again with the same run id: it goes on.")
+    for name, kind in vars(errors).items():
+        if isinstance(kind, type) and issubclass(kind, MemError) and kind is not MemError and f"{name}: " in message:
+            return kind(message.split(f"{name}: ", 1)[1].rstrip("."), remedy="See the flow run's page for more.")
+    return InternalError(f"flow run {run.name} is {run.state_name}: {message}", remedy="Submit it again: it resumes.")
+
+
+def submit(
+    request: RuntimeRequest | Mapping[str, Any] | None = None,
+    *,
+    deployment: str = "endurance/endurance",
+    overrides: Mapping[str, Any] | None = None,
+    start_within_s: float = 60.0,
+    **parameters: Any,
+) -> RunHandle:
+    """Start a deployment; returns at once. Works with and without a running event loop.
+
+    `request` replaces the deployment's own as a whole; `overrides` change single values. Other parameters go to the deployment
+    as they are (`submit(deployment="finetune/finetune", run_id="a", data=["notes.txt"])`).
+
+    Raises:
+        RequestError: the request is wrong (nothing is submitted), or there is no such deployment.
+        EnvironmentUnfit: no Prefect server is configured.
+    """
+    if not PREFECT_API_URL.value():
+        raise EnvironmentUnfit("no Prefect server is configured", remedy="Set PREFECT_API_URL to the server's /api, or start: mem serve")
+    if request is not None:
+        checked = request if isinstance(request, RuntimeRequest) else build_request(request)
+        refuse_relative_store(settled_request(checked, overrides, deployed=False, start_unix_s=time.time()).store)
+        parameters["request"] = checked.model_dump(mode="json")
+    if overrides is not None:
+        parameters["overrides"] = dict(overrides)
+    with get_client(sync_client=True) as client:
+        try:
+            found = client.read_deployment_by_name(deployment)
+        except ObjectNotFound as exc:
+            raise RequestError(
+                "there is no such deployment", field="deployment", value=deployment, remedy="Create the deployments with: mem serve"
+            ) from exc
+        run = client.create_flow_run_from_deployment(found.id, parameters=parameters)
+    return RunHandle(run.id, start_within_s)

@@ -1,0 +1,231 @@
+"""Watermarks with hysteresis: when the micro-batch shrinks before the limit is met, and when it may grow again. Pure.
+
+`MemoryControl.decide` takes one reading at a time and answers with at most one decision, which carries its numbers. Nothing here
+knows where readings come from: the tests drive it with traces of 24 GB and 80 GB devices.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+from mem_core.core.memory.diagnosis import WINDOW, Cause, StepReading, diagnose
+from mem_core.core.memory.ladder import SMALLEST_TOKENS, MicroBatch, PlanBounds, largest_micro_batch, shrink_plan
+from mem_core.core.memory.model import PeakLine, PeakSample, fit_line
+from mem_core.domain.plan import MemoryPlan
+from mem_core.domain.units import format_bytes
+
+PATIENCE_STEPS = 50  # calm steps before growth; doubles after a growth that had to be taken back
+MOST_PATIENCE_STEPS = 5_000
+SETTLE_READINGS = 3  # after a change, readings still show the old plan
+CRITICAL = 0.97  # above it every cause is answered with a smaller micro-batch as well
+RAISED = 1.1  # a limit that much higher lifts the memory of what failed under it
+SLOPE_EVERY = 128  # readings after which the slope is taken again: it costs more than everything else
+STEP_DOWN, STEP_UP = 0.75, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do at a step boundary. `plan` is set for "shrink" and "grow"."""
+
+    action: Literal["shrink", "grow", "release", "replace", "note"]
+    reason: str
+    observed_bytes: int
+    limit_bytes: int
+    plan: MemoryPlan | None = None
+    cause: Cause = "size"
+
+
+@dataclass(frozen=True, slots=True)
+class Watermarks:
+    """Parts of the limit: above `high` the micro-batch shrinks, below `low` it may grow again."""
+
+    high: float
+    low: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    tokens: int
+    limit_bytes: int
+
+
+class MemoryControl:
+    """The controller of one run. `plan` is the plan in force; whoever applies another one says so with `changed`."""
+
+    def __init__(
+        self, marks: Watermarks, bounds: PlanBounds, first: MemoryPlan, line: PeakLine | None = None, *, patience: int = PATIENCE_STEPS
+    ) -> None:
+        self._marks, self._bounds, self._first = marks, bounds, first
+        self.plan = first
+        self._line = line
+        self._patience = self._least_patience = patience
+        self._calm_since: int | None = None
+        self._settle = 0
+        self._failed: _Failed | None = None
+        self._grown_at: int | None = None
+        self._history: deque[StepReading] = deque(maxlen=WINDOW)
+        self._said: set[str] = set()
+        self._per_token, self._readings, self._seen_tokens = 0.0, 0, 0
+
+    @property
+    def patience(self) -> int:
+        """Calm steps that the next growth waits for."""
+        return self._patience
+
+    @property
+    def shrunk(self) -> bool:
+        """Whether growth is waited for: patience is counted in steps, so that readings must not be far apart."""
+        return self.plan != self._first
+
+    def changed(self, plan: MemoryPlan, *, failed_tokens: int = 0, limit_bytes: int = 0) -> None:
+        """The plan in force is another one now; `failed_tokens` where a pass of that size really did not fit."""
+        if failed_tokens:
+            tokens = min(failed_tokens, self._failed.tokens) if self._failed else failed_tokens
+            self._failed = _Failed(tokens, limit_bytes)
+            self._impatient()
+        self.plan = plan
+        self._settle = SETTLE_READINGS
+        self._calm_since = None
+
+    def decide(self, reading: StepReading) -> Decision | None:
+        """What the reading asks for, if anything."""
+        self._history.append(reading)
+        often_at_first = self._readings & (self._readings - 1) == 0  # at 1, 2, 4, 8, ... readings
+        if often_at_first or self._readings % SLOPE_EVERY == 0 or reading.micro_batch.tokens > self._seen_tokens:
+            self._per_token = self._slope()
+            self._seen_tokens = max(self._seen_tokens, reading.micro_batch.tokens)
+        self._readings += 1
+        if reading.limit_bytes <= 0:
+            return None
+        if self._settle:
+            self._settle -= 1
+            return None
+        high, low = self._levels(reading)
+        if reading.peak_bytes > high:
+            self._calm_since = None
+            return self._under_pressure(reading, (high + low) / 2)
+        if reading.peak_bytes < low:
+            return self._when_calm(reading, high)
+        self._calm_since = None
+        return None
+
+    # -- levels ---------------------------------------------------------------------------------------------------------
+
+    def _slope(self) -> float:
+        """Bytes per padded token: as measured before training, or more where the readings say so; else the one ratio there is."""
+        samples = [PeakSample(reading.micro_batch, max(0, reading.peak_bytes - reading.used_bytes)) for reading in self._history]
+        seen = fit_line(samples)
+        if self._line is not None:
+            measured = self._line.per_token + self._line.per_square * self._bounds.longest_tokens
+            return max(measured, seen.per_token if seen is not None else 0.0)
+        if seen is not None and seen.per_token > 0:
+            return seen.per_token
+        return max((sample.peak_bytes / max(1, sample.micro_batch.tokens) for sample in samples), default=0.0)
+
+    def _fixed(self, reading: StepReading) -> float:
+        """What would be used with no micro-batch at all."""
+        return max(0.0, reading.peak_bytes - self._per_token * reading.micro_batch.tokens)
+
+    def _levels(self, reading: StepReading) -> tuple[float, float]:
+        """(high, low) in bytes. Where weights and code alone come near the limit, a part of what is left above them counts,
+        since no micro-batch could bring memory below the plain watermark."""
+        limit, fixed = reading.limit_bytes, min(self._fixed(reading), reading.limit_bytes)
+        room = limit - fixed
+        return max(self._marks.high * limit, fixed + room / 4), max(self._marks.low * limit, fixed + room / 8)
+
+    # -- down -----------------------------------------------------------------------------------------------------------
+
+    def _under_pressure(self, reading: StepReading, target: float) -> Decision | None:
+        cause = diagnose(tuple(self._history))
+        critical = reading.peak_bytes > CRITICAL * reading.limit_bytes
+        if cause == "fragmentation" and not critical:
+            return self._once(self._decision("release", reading, cause, "reserved memory is fragmented: it is released at the boundary"))
+        if cause == "leak":
+            said = self._once(self._decision("replace", reading, cause, "memory grows from step to step: the workers are replaced"))
+            if said or not critical:
+                return said
+        plan = self._smaller(reading, target)
+        if plan is None:
+            return self._once(self._decision("note", reading, cause, "memory is above the high watermark and nothing smaller is left"))
+        if self._grown_at is not None:
+            self._impatient()
+        return self._decision("shrink", reading, cause, f"{_percent(reading)} of {reading.limit_name or 'the limit'} ({cause})", plan)
+
+    def _smaller(self, reading: StepReading, target: float) -> MemoryPlan | None:
+        """As many tokens as the line allows below the target; one rung of the ladder where the pass cannot be cut."""
+        seen = reading.micro_batch
+        if seen.rows <= 1:
+            return shrink_plan(self.plan, self._bounds, MicroBatch(1, seen.length))
+        fits = (target - self._fixed(reading)) / self._per_token if self._per_token > 0 else seen.tokens / 2
+        tokens = max(SMALLEST_TOKENS, int(min(fits, seen.tokens * STEP_DOWN)))
+        if self.plan.micro_batch_tokens and tokens >= self.plan.micro_batch_tokens:
+            return shrink_plan(self.plan, self._bounds, seen)
+        return self.plan.model_copy(update={"micro_batch_tokens": tokens})
+
+    # -- up -------------------------------------------------------------------------------------------------------------
+
+    def _when_calm(self, reading: StepReading, high: float) -> Decision | None:
+        if self._calm_since is None:
+            self._calm_since = reading.batch_index
+        calm = reading.batch_index - self._calm_since
+        if self._grown_at is not None and reading.batch_index - self._grown_at > self._patience:
+            self._grown_at, self._patience = None, self._least_patience  # the last growth held
+        if self.plan == self._first or calm < self._patience:
+            return None
+        plan = self._larger(reading, high)
+        if plan is None:
+            return None
+        self._grown_at = reading.batch_index
+        return self._decision(
+            "grow", reading, "size", f"{_percent(reading)} of {reading.limit_name or 'the limit'} over {calm} steps", plan
+        )
+
+    def _larger(self, reading: StepReading, high: float) -> MemoryPlan | None:
+        """The next plan upwards that the line predicts to stay below the high watermark and that has not failed; else None."""
+        ceiling = self._ceiling_tokens(reading.limit_bytes)
+        if self.plan.activation_checkpointing and not self._first.activation_checkpointing:
+            plan = self.plan.model_copy(update={"activation_checkpointing": False})
+        else:
+            most = largest_micro_batch(self._first, self._bounds).tokens
+            wanted = min(self.plan.micro_batch_tokens * STEP_UP, ceiling)
+            if wanted <= self.plan.micro_batch_tokens:
+                return None
+            tokens = self._first.micro_batch_tokens if wanted >= most else wanted
+            plan = self.plan.model_copy(update={"micro_batch_tokens": tokens})
+        largest = largest_micro_batch(plan, self._bounds)
+        predicted = self._fixed(reading) + self._per_token * largest.tokens
+        return plan if largest.tokens <= ceiling and predicted <= high else None
+
+    def _ceiling_tokens(self, limit_bytes: int) -> int:
+        """Passes above it have failed, unless the limit is a good deal higher than it was then."""
+        if self._failed is None:
+            return 2**62
+        if self._failed.limit_bytes and limit_bytes > RAISED * self._failed.limit_bytes:
+            self._failed = None
+            return 2**62
+        return self._failed.tokens - 1
+
+    # -- words ----------------------------------------------------------------------------------------------------------
+
+    def _impatient(self) -> None:
+        self._patience = min(MOST_PATIENCE_STEPS, 2 * self._patience)
+        self._grown_at = None
+
+    def _once(self, decision: Decision) -> Decision | None:
+        """Say a thing once for each plan, not at every step."""
+        key = f"{decision.action} {decision.cause} {self.plan}"
+        if key in self._said:
+            return None
+        self._said.add(key)
+        return decision
+
+    def _decision(
+        self, action: Literal["shrink", "grow", "release", "replace", "note"], reading: StepReading, cause: Cause, text: str,
+        plan: MemoryPlan | None = None,
+    ) -> Decision:  # fmt: skip
+        numbers = f"peak {format_bytes(reading.peak_bytes)} of {format_bytes(reading.limit_bytes)}"
+        return Decision(action, f"{text}; {numbers}", reading.peak_bytes, reading.limit_bytes, plan, cause)
+
+
+def _percent(reading: StepReading) -> str:
+    return f"{100 * reading.peak_bytes / reading.limit_bytes:.0f} %"

@@ -1,0 +1,65 @@
+"""Going on with another number of ranks or another ZeRO stage: what may change, and how that is said. Pure.
+
+The global batch does not depend on either (I1), so the run stays the same run up to rounding.
+"""
+
+from mem_core.core.run.state_manager import RunRecord
+from mem_core.domain.checkpoint import CheckpointManifest
+from mem_core.domain.environment import EnvironmentReport
+from mem_core.domain.errors import RequestError
+from mem_core.domain.request import ParallelSection, RuntimeRequest
+
+_DOCTORS_CHECK = "saved_layout"
+
+
+def describe_shape(num_ranks: int, zero_stage: int) -> str:
+    """`2 ranks at ZeRO stage 1`."""
+    return f"{num_ranks} rank{'' if num_ranks == 1 else 's'} at ZeRO stage {zero_stage}"
+
+
+def shape_of(request: RuntimeRequest) -> tuple[int, int]:
+    """(ranks, ZeRO stage) that a request asks for."""
+    return request.parallel.num_ranks, request.parallel.zero_stage
+
+
+def with_shape(request: RuntimeRequest, num_ranks: int, zero_stage: int) -> RuntimeRequest:
+    """The request as it would be with that shape."""
+    parallel = request.parallel.model_dump() | {"num_ranks": num_ranks, "zero_stage": zero_stage}
+    return request.model_copy(update={"parallel": ParallelSection.model_validate(parallel)})
+
+
+def reshaped(record: RunRecord, request: RuntimeRequest, threads_per_rank: int) -> RunRecord:
+    """What the run is from now on: the shape asked for, everything else as it was born."""
+    if shape_of(record.request) == shape_of(request):
+        return record
+    return record.model_copy(update={"request": with_shape(record.request, *shape_of(request)), "threads_per_rank": threads_per_rank})
+
+
+def refuse_inconvertible(manifest: CheckpointManifest, num_ranks: int, zero_stage: int) -> None:
+    """DeepSpeed's universal checkpoints are made of ZeRO's optimizer shards, which stage 0 has not.
+
+    Raises:
+        RequestError: from or to stage 0, with what is possible.
+    """
+    if manifest.zero_stage == zero_stage or (manifest.zero_stage > 0 and zero_stage > 0):
+        return
+    possible = "0, with any number of ranks" if manifest.zero_stage == 0 else "1 to 3, with any number of ranks"
+    raise RequestError(
+        f"the checkpoint of step {manifest.step} is of {describe_shape(manifest.num_ranks, manifest.zero_stage)}, "
+        f"which cannot be converted to {describe_shape(num_ranks, zero_stage)}",
+        field="parallel.zero_stage",
+        value=zero_stage,
+        bound=possible,
+        remedy="Take one of these, or start another run_id from the exported weights.",
+    )
+
+
+def allow_other_shape(report: EnvironmentReport) -> EnvironmentReport:
+    """The doctor's report where the user has allowed the conversion: the other shape is no failure any more."""
+    changed = tuple(
+        finding.model_copy(update={"severity": "notice", "exit_code": 0, "remedy": "It will be converted and proven before training."})
+        if finding.check == _DOCTORS_CHECK
+        else finding
+        for finding in report.findings
+    )
+    return report.model_copy(update={"findings": changed})

@@ -1,0 +1,54 @@
+"""What to train on and how rows become token sequences."""
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from mem_core.domain.request.section import Section
+
+
+class DataSection(Section):
+    """What to train on and how rows become token sequences."""
+
+    train: tuple[str, ...] = Field(
+        default=("stdlib:",), min_length=1, description="Files, globs or URLs; 'stdlib:' is Python's own library sources."
+    )
+    validation: float | tuple[str, ...] | None = Field(
+        default=0.01, description="A fraction held out, a list like train, or null for none."
+    )
+    format: Literal["auto", "text", "jsonl", "parquet"] = Field(default="auto", description="File format; auto goes by the file name.")
+    text_field: str = Field(default="text", description="JSONL field that holds the text.")
+    messages_field: str | None = Field(
+        default=None, description="JSONL field with chat messages, rendered by the tokenizer's chat template."
+    )
+    prompt_field: str | None = Field(default=None, description="JSONL field with the prompt; the loss covers the completion only.")
+    completion_field: str | None = Field(default=None, description="JSONL field with the completion.")
+    sequence_length: int = Field(default=128, ge=2, le=1_048_576, description="Tokens per training sequence.")
+    long_documents: Literal["chunk", "truncate", "refuse"] = Field(
+        default="chunk", description="What to do with documents longer than sequence_length."
+    )
+    packing: bool = Field(default=True, description="Join documents into full sequences; off keeps one document per row, padded.")
+    on_bad_row: Literal["fail", "skip"] = Field(default="fail", description="Stop at bad rows, or skip up to max_bad_rows of them.")
+    max_bad_rows: int = Field(default=100, ge=0, description="How many bad rows may be skipped with on_bad_row: skip.")
+
+    @field_validator("train", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("validation")
+    @classmethod
+    def _fraction(cls, value: float | tuple[str, ...] | None) -> float | tuple[str, ...] | None:
+        if isinstance(value, float) and not 0 < value <= 0.5:
+            raise ValueError("validation as a fraction must be above 0 and at most 0.5; use null for no validation")
+        if value == ():
+            raise ValueError("validation is an empty list; use null for no validation")
+        return value
+
+    @model_validator(mode="after")
+    def _pair(self) -> "DataSection":
+        if (self.prompt_field is None) != (self.completion_field is None):
+            raise ValueError("prompt_field and completion_field go together; set both or neither")
+        if self.prompt_field is not None and self.messages_field is not None:
+            raise ValueError("messages_field excludes prompt_field and completion_field; set one kind")
+        return self

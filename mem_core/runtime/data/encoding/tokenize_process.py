@@ -1,0 +1,234 @@
+"""The tokenising process: `python -m mem_core.runtime.data.encoding.tokenize_process`, one PrepareJob as a JSON line on standard input.
+
+Answers with JSON lines on standard output: {"progress": ...} while it works, then {"prepared": ...} or {"error": ...}. It has its
+own memory and its own core, and dies with its parent: by signal, and by the end of its standard input.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+from mem_core.domain.errors import DataError, MemError, StoreUnavailable
+from mem_core.domain.request import DataSection
+from mem_core.runtime.data.encoding.acceptance import check_prepared
+from mem_core.runtime.data.encoding.cache import HashCache, fingerprint, load_prepared, publish, staging_folder
+from mem_core.runtime.data.encoding.encoders import Encoder, make_encoder
+from mem_core.runtime.data.encoding.sequences import RowMaker
+from mem_core.runtime.data.encoding.tokenizing import Target, Tokenizing
+from mem_core.runtime.data.reading.sources import SourceFile, resolve_files, unchanged
+from mem_core.runtime.data.reading.units import Readable, hash_file
+from mem_core.runtime.data.serving.shards import ShardWriter, TokenIndex
+from mem_core.runtime.data.values import OnProgress, PreparedData, PrepareJob, PrepareProgress
+from mem_core.runtime.models.folders import tokenizer_identity
+
+_PR_SET_PDEATHSIG = 1
+_PROGRESS_EVERY_S = 0.2
+Phase = Literal["hashing", "tokenizing"]
+
+
+def prepare_here(job: PrepareJob, on_progress: OnProgress) -> PreparedData:
+    """Prepare in this process; the result is published in `job.cache_dir` whole or not at all.
+
+    Raises:
+        DataError, RequestError: see `prepare_data`.
+    """
+    with staging_folder(job.cache_dir) as folder:
+        train, validation = resolve_job(job.data)
+        report = _Reporter(on_progress, sum(file.size_bytes for file in (*train, *validation)))
+        hashes = HashCache(job.cache_dir)
+        readable = [_readable(file, number, folder, hashes, report) for number, file in enumerate((*train, *validation))]
+        hashes.remember((file.source, file.sha256, file.hashed_unix_ns) for file in readable if file.hashed_unix_ns)
+        pairs = [(file.source, file.sha256) for file in readable]
+        name = fingerprint(job.data, pairs[: len(train)], pairs[len(train) :], tokenizer_identity(job.tokenizer_source))
+        cached = load_prepared(job.cache_dir, name)
+        if cached is not None:
+            return cached
+        prepared = _tokenize(job, readable[: len(train)], readable[len(train) :], folder, name, report)
+        changed = [file.source.path for file in readable if not unchanged(file.source)]
+        if changed:
+            raise DataError("changed while it was read", field="data", value=changed[0], remedy="Run again once nothing writes to it")
+        check_prepared(prepared, job.data, job.vocab_size)  # before publishing: rows after too many bad ones were not tokenised
+        for spooled in folder.glob("source-*"):
+            spooled.unlink()
+        publish(folder, job.cache_dir, prepared)
+    made = load_prepared(job.cache_dir, name)
+    if made is None:
+        raise StoreUnavailable(f"prepared data {name} vanished from the cache", remedy="Let nothing else clean the cache folder; run again")
+    return made.model_copy(update={"from_cache": False})
+
+
+def resolve_job(data: DataSection) -> tuple[tuple[SourceFile, ...], tuple[SourceFile, ...]]:
+    """Training and validation files of a data section."""
+    own = data.validation if isinstance(data.validation, tuple) else ()
+    return resolve_files(data.train, data.format, "data.train"), resolve_files(own, data.format, "data.validation")
+
+
+class _Reporter:
+    """Progress at most a few times a second."""
+
+    def __init__(self, on_progress: OnProgress, bytes_total: int) -> None:
+        self._on_progress = on_progress
+        self._total = bytes_total
+        self._done = 0
+        self._next_s = 0.0
+        self._phase = ""
+
+    def advance(self, phase: Phase, size_bytes: int, counts: Callable[[], dict[str, int]] = dict) -> None:
+        """Count bytes of a phase; a new phase starts from zero. `counts` is asked only when there is something to say."""
+        fresh = phase != self._phase
+        self._done = size_bytes if fresh else self._done + size_bytes
+        self._phase = phase
+        now_s = time.monotonic()
+        if fresh or now_s >= self._next_s:
+            self._next_s = now_s + _PROGRESS_EVERY_S
+            self._on_progress(PrepareProgress(phase=phase, bytes_done=min(self._done, self._total), bytes_total=self._total, **counts()))
+
+    def finish(self, counts: Callable[[], dict[str, int]]) -> None:
+        """The last word: all bytes done."""
+        self._on_progress(PrepareProgress(phase="tokenizing", bytes_done=self._total, bytes_total=self._total, **counts()))
+
+
+def _readable(file: SourceFile, number: int, folder: Path, hashes: HashCache, report: _Reporter) -> Readable:
+    """The file with its hash. What lies elsewhere is copied here, so that what was hashed is what is tokenised."""
+    began_ns = time.time_ns()
+    known = None if file.is_remote else hashes.get(file)
+    if known is not None:
+        report.advance("hashing", file.size_bytes)
+        return Readable(file, file.path, known)
+    copy = folder / f"source-{number:06d}" if file.is_remote else None
+    digest = hash_file(file, lambda size_bytes: report.advance("hashing", size_bytes), copy)
+    if copy is not None and copy.stat().st_size != file.size_bytes:
+        file = file.model_copy(update={"size_bytes": copy.stat().st_size, "stamp": ""})
+    return Readable(file, str(copy or file.path), digest, began_ns)
+
+
+def _tokenize(
+    job: PrepareJob, train: Sequence[Readable], validation: Sequence[Readable], folder: Path, name: str, report: _Reporter
+) -> PreparedData:
+    encoder, data = make_encoder(job.tokenizer_source), job.data
+    has_mask = data.prompt_field is not None or (data.messages_field is not None and encoder.chat_has_assistant_mask)
+    work = Tokenizing(encoder, data, has_mask, job.vocab_size)
+    writers = [ShardWriter(folder / part, encoder.vocab_size, has_mask) for part in ("train", "validation")]
+    makers = [RowMaker(writer, data, has_mask) for writer in writers]
+    held_out = data.validation if isinstance(data.validation, float) else 0.0
+    targets = [Target(makers[0], makers[1] if held_out else None, held_out)] * len(train) + [Target(makers[1])] * len(validation)
+
+    def counts() -> dict[str, int]:
+        return {"rows": work.num_documents, "tokens": sum(maker.num_tokens for maker in makers), "bad_rows": work.num_bad_rows}
+
+    try:
+        for file, target in zip((*train, *validation), targets, strict=True):
+            for size_bytes in work.read(file, target):
+                report.advance("tokenizing", size_bytes, counts)
+        work.flush()
+        for maker in makers:
+            maker.finish()
+        report.finish(counts)
+        indexes = [writer.finish() for writer in writers]
+    finally:
+        for writer in writers:
+            writer.close()
+    return _result(job, name, work, makers, indexes, encoder, [file.source for file in (*train, *validation)])
+
+
+def _result(
+    job: PrepareJob,
+    name: str,
+    work: Tokenizing,
+    makers: Sequence[RowMaker],
+    indexes: Sequence[TokenIndex],
+    encoder: Encoder,
+    sources: Sequence[SourceFile],
+) -> PreparedData:
+    train, validation = indexes
+    notes = list(work.notes)
+    if job.data.messages_field is not None and not encoder.chat_has_assistant_mask:
+        notes.append("the chat template does not mark the assistant's words, so that the loss covers whole conversations")
+    if job.data.validation is not None and not validation.num_rows:
+        notes.append("no row was held out for validation: there are too few documents for the fraction")
+    return PreparedData(
+        fingerprint=name,
+        train_dir="",
+        validation_dir=None,
+        num_samples=train.num_rows,
+        num_tokens=train.num_tokens,
+        trained_tokens=train.trained_tokens,
+        num_documents=work.num_documents,
+        longest_tokens=train.longest_tokens,
+        bad_rows=tuple(work.bad_rows),
+        num_bad_rows=work.num_bad_rows,
+        dropped_rows=dict(work.dropped + makers[0].dropped + makers[1].dropped),
+        pad_token_id=encoder.pad_token_id,
+        eos_token_id=encoder.eos_token_id,
+        vocab_size=encoder.vocab_size,
+        num_validation_samples=validation.num_rows,
+        max_token_id=max(train.max_token_id, validation.max_token_id),
+        num_files=len(sources),
+        size_bytes=sum(file.size_bytes for file in sources),
+        notes=tuple(notes[:20]) + ((f"and {len(notes) - 20} notes more",) if len(notes) > 20 else ()),
+    )
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel for SIGKILL when the parent dies; leave at once if it already has."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(3)
+
+
+def _leave_at_end_of_input() -> None:
+    """Reads the bare descriptor: a thread inside a buffered reader makes the interpreter abort when it ends."""
+    while os.read(0, 4_096):
+        pass
+    os._exit(3)
+
+
+def main() -> None:
+    """Read the job, do it, answer."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)
+    job = PrepareJob.model_validate_json(sys.stdin.buffer.readline())
+    die_with_parent(job.parent_pid)
+    threading.Thread(target=_leave_at_end_of_input, daemon=True).start()
+    answer = _answer(job, lambda progress: _say(answers, {"progress": progress.model_dump(mode="json")}))
+    _say(answers, answer)
+    answers.close()
+    os._exit(0)
+
+
+def _say(answers: TextIO, message: dict[str, Any]) -> None:
+    answers.write(json.dumps(message) + "\n")
+
+
+def _answer(job: PrepareJob, on_progress: Callable[[PrepareProgress], None]) -> dict[str, Any]:
+    try:
+        return {"prepared": prepare_here(job, on_progress).model_dump(mode="json")}
+    except MemError as error:
+        return {"error": error_to_json(error)}
+    except OSError as error:  # sources raise DataError by themselves
+        unfit = StoreUnavailable(
+            f"prepared data cannot be written: {error.strerror}",
+            field="cache",
+            value=job.cache_dir,
+            remedy="Free disk space or allow writing",
+        )
+        return {"error": error_to_json(unfit)}
+
+
+def error_to_json(error: MemError) -> dict[str, Any]:
+    """An error on its way to another process."""
+    return {
+        "kind": type(error).__name__, "problem": error.problem, "remedy": error.remedy,
+        "field": error.field, "value": error.value, "bound": error.bound,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

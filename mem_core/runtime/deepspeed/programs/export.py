@@ -1,0 +1,99 @@
+"""A checkpoint as a Hugging Face folder: `python -m mem_core.runtime.deepspeed.programs.export CHECKPOINT_FOLDER RUN_FOLDER OUTPUT`.
+
+Runs in a process of its own, since it imports DeepSpeed. ZeRO shards are merged by DeepSpeed's own converter, which unpickles
+without an allow-list; so nothing is read before the integrity validator has proven every file, and what comes out must have
+the weights digest that was recorded when the checkpoint was saved. Standard input is the manifest key, empty where there is none.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mem_core.core.run.record import RunRecord, record_of
+from mem_core.domain.checkpoint import CheckpointManifest
+from mem_core.domain.errors import MemError, NoValidCheckpoint
+from mem_core.infrastructure.storage.disk import OsDisk
+from mem_core.runtime.checkpoint_manager.inspection.file_checks import read_manifest
+from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import ManifestDamaged
+from mem_core.runtime.checkpoint_manager.inspection.validator import IntegrityValidator
+from mem_core.runtime.deepspeed.snapshot import weights_digest
+from mem_core.runtime.models.build import clean_name, save_pretrained_folder
+
+
+def proven_manifest(folder: Path, key: bytes | None = None) -> CheckpointManifest:
+    """The manifest of a checkpoint whose every file was read and judged just now, with a key its signature too.
+
+    Raises:
+        NoValidCheckpoint: with the reasons.
+    """
+    try:
+        manifest = read_manifest(OsDisk(), folder, key).manifest
+    except (ManifestDamaged, FileNotFoundError) as exc:
+        raise NoValidCheckpoint(f"{folder.name} is not valid: {exc}", remedy="Take another step.") from exc
+    verdict = IntegrityValidator(signature_key=key)(folder, manifest, "", "integrity")
+    if not verdict.valid:
+        raise NoValidCheckpoint(
+            f"the checkpoint of step {manifest.step} is not valid: {'; '.join(verdict.reasons)}", remedy="Take another step."
+        )
+    return manifest
+
+
+def merged_state(folder: Path, manifest: CheckpointManifest) -> dict[str, torch.Tensor]:
+    """Trained parameters by clean name, float32, tied weights once. `folder` must be proven."""
+    if manifest.zero_stage == 0:
+        with torch.serialization.safe_globals([]):
+            named: dict[str, Any] = torch.load(folder / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=True)["module"]
+    else:
+        from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+        named = dict(get_fp32_state_dict_from_zero_checkpoint(str(folder.parent), tag=folder.name) or {})
+    cleaned = {clean_name(name): tensor for name, tensor in named.items()}
+    return {name: _own(cleaned[name]) for name in manifest.parameters} if manifest.parameters else _once(cleaned)
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """A float32 copy with storage of its own: merged tensors are views of one flat buffer, which safetensors refuses."""
+    return tensor.detach().to(torch.float32, copy=True)
+
+
+def _once(named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tied weights share storage; the first name in order stands for all, as when the digest was taken."""
+    found: dict[int, str] = {}
+    for name in named:
+        found.setdefault(named[name].data_ptr(), name)
+    return {name: _own(named[name]) for name in found.values()}
+
+
+def export(folder: Path, record: RunRecord, output: Path, key: bytes | None = None) -> str:
+    """Write the Hugging Face folder; returns the weights digest, which equals the manifest's.
+
+    Raises:
+        NoValidCheckpoint: the checkpoint is bad, or the merged weights are not those that were saved.
+    """
+    manifest = proven_manifest(folder, key)
+    state = merged_state(folder, manifest)
+    digest = weights_digest(list(state.items()))
+    if manifest.weights_digest and digest != manifest.weights_digest:
+        raise NoValidCheckpoint(
+            f"the merged weights of step {manifest.step} are not those that were saved",
+            value=digest[:16], bound=manifest.weights_digest[:16], remedy="Report this as a bug.",
+        )  # fmt: skip
+    save_pretrained_folder(record.request.model, state, output)
+    return digest
+
+
+def main(argv: list[str]) -> int:
+    """Export one checkpoint; the last line of standard output is the digest."""
+    try:
+        record = record_of(Path(argv[1]))
+        sys.stdout.write(export(Path(argv[0]), record, Path(argv[2]), sys.stdin.buffer.read() or None) + "\n")
+    except MemError as exc:
+        sys.stderr.write(f"{exc}\n")
+        return exc.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,257 @@
+"""Adaptive memory inside a rank: the plan that each batch is split by, and what follows when a pass did not fit.
+
+Decisions are those of the pure core (`memory_control`, `memory_ladder`, `memory_start`); here they meet readings, the journal and
+the other ranks. A step far from every limit costs one comparison.
+"""
+
+import gc
+from collections.abc import Callable
+from typing import Literal
+
+from mem_core.core.memory.control import Decision, MemoryControl, Watermarks
+from mem_core.core.memory.diagnosis import StepReading
+from mem_core.core.memory.ladder import MicroBatch, PlanBounds, shrink_plan
+from mem_core.core.memory.model import PeakLine
+from mem_core.core.memory.start import Limit
+from mem_core.domain.checkpoint import TrainingPosition
+from mem_core.domain.events import MemoryPlanChanged, Noted, OomAbsorbed
+from mem_core.domain.plan import MemoryPlan, MemoryPlanChange, plan_at, record_change
+from mem_core.runtime.memory.reader import MemoryReader, open_reader
+from mem_core.runtime.ranks.local.memory_board import MemoryBoard, RankReading
+from mem_core.runtime.ranks.worker.protocol import WorkerSpec
+
+RecordEvents = Callable[[tuple[MemoryPlanChanged | OomAbsorbed | Noted, ...]], None]
+UNREDUCED_STAGES = (0, 1)  # here backward only accumulates, so gradients may be thrown away and computed again to the bit (I5)
+NEAR_SHARE = 0.8  # of the low watermark: from there on every step is read, and while a plan is shrunk
+FAR_STEPS = 16
+FRAGMENTED_SHARE = 0.2
+ADDRESS_SPACE = ("RLIMIT_AS", "RLIMIT_DATA")
+
+
+class AdaptiveMemory:
+    """One rank's part. Rank 0 decides and records; the others compute or read the same plan.
+
+    `record` returns when the events are durable in the journal: no forward runs under a plan that is not.
+    """
+
+    def __init__(self, spec: WorkerSpec, board: MemoryBoard, bounds: PlanBounds, record: RecordEvents) -> None:
+        self._spec, self._board, self.bounds, self._record = spec, board, bounds, record
+        section = spec.request.memory
+        self.adaptive = section.mode == "adaptive"
+        self.retries_in_step = self.adaptive and spec.request.parallel.zero_stage in UNREDUCED_STAGES
+        self.reader: MemoryReader = open_reader(spec.device, section.budget if isinstance(section.budget, int) else None)
+        self._marks = Watermarks(section.high_watermark, section.low_watermark)
+        self._control: MemoryControl | None = None
+        self._replay_until = 0
+        self._steps_to_reading = 0
+        self._largest: MicroBatch | None = None
+        self._last = RankReading(0, 0, 0)
+        self._limit = Limit("", 0, 0, 0)
+        self._pending: Decision | None = None
+        self._may_decide_from = 0
+        self.replace_reason = ""
+
+    # -- before training ------------------------------------------------------------------------------------------------
+
+    def limits_now(self) -> list[Limit]:
+        """Every limit against what all ranks use."""
+        self._last = self.reader.read()
+        self._board.post_reading(self._last)
+        return self.reader.limits(self._readings())
+
+    def begin(self, position: TrainingPosition, replay_until: int, line: PeakLine | None) -> None:
+        """The engine is built and stands at `position`; batches below `replay_until` follow what is recorded for them."""
+        self._replay_until = max(replay_until, *(change.batch_index for change in position.memory_plan_changes), 0)
+        self._control = MemoryControl(self._marks, self.bounds, self._spec.default_plan, line)
+        self._control.changed(self.plan(position))
+        for change in position.memory_plan_changes:
+            if change.failed_tokens:
+                self._control.changed(self.plan(position), failed_tokens=change.failed_tokens, limit_bytes=change.limit_bytes)
+
+    def may_choose(self, position: TrainingPosition) -> bool:
+        """Whether the plan of the next batch is free: adaptation is on and the batch was not done before."""
+        return self.adaptive and position.batch_index >= self._replay_until
+
+    def choose(self, position: TrainingPosition, plan: MemoryPlan, reason: str, limit: Limit) -> TrainingPosition:
+        """Follow `plan` from the next batch on, all ranks alike; rank 0 records it first. Only before training."""
+        change = MemoryPlanChange(batch_index=position.batch_index, plan=plan, reason=reason)
+        if self._spec.rank == 0:
+            self._record((MemoryPlanChanged(change=change, observed_bytes=limit.used_bytes, limit_bytes=limit.limit_bytes),))
+        if self._control is not None:
+            self._control.changed(plan)
+        return with_change(position, change)
+
+    def note(self, text: str) -> None:
+        """A line for the journal, from rank 0."""
+        if self._spec.rank == 0:
+            self._record((Noted(text=text),))
+
+    # -- around a step --------------------------------------------------------------------------------------------------
+
+    def plan(self, position: TrainingPosition) -> MemoryPlan:
+        """The recorded plan of the next batch."""
+        return plan_at(position.memory_plan_changes, position.batch_index, self._spec.default_plan)
+
+    def follow(self, position: TrainingPosition) -> TrainingPosition:
+        """Before a step: take over what rank 0 has decided. The decision is in the journal before anybody acts on it."""
+        if self._spec.rank != 0:
+            return self._follow_announced(position)
+        if self._control is not None and (plan := self.plan(position)) != self._control.plan:
+            self._control.changed(plan)  # a recorded change of a redone step
+        decision, self._pending = self._pending, None
+        if decision is None or decision.plan is None:
+            return position
+        first = position.batch_index + (1 if self._spec.num_ranks > 1 else 0)
+        change = MemoryPlanChange(batch_index=first, plan=decision.plan, reason=f"{decision.action}: {decision.reason}")
+        self._record((MemoryPlanChanged(change=change, observed_bytes=decision.observed_bytes, limit_bytes=decision.limit_bytes),))
+        if self._spec.num_ranks > 1:
+            self._board.announce(first, decision.plan)
+        self._may_decide_from = first + 1
+        assert self._control is not None
+        self._control.changed(decision.plan)
+        release_free_memory(self._spec.device)
+        return with_change(position, change)
+
+    def _follow_announced(self, position: TrainingPosition) -> TrainingPosition:
+        announced = self._board.announced(position.batch_index)
+        if announced is None or announced[1] == self.plan(position):
+            return position
+        release_free_memory(self._spec.device)
+        return with_change(position, MemoryPlanChange(batch_index=announced[0], plan=announced[1], reason="as rank 0 recorded"))
+
+    def observe(self, batch_index: int, micro_batch: MicroBatch) -> RankReading:
+        """After a step: read memory where it is due, and let rank 0 decide about the next one."""
+        if self._largest is None or micro_batch.tokens > self._largest.tokens:
+            self._largest = micro_batch
+        self._steps_to_reading -= 1
+        if self._steps_to_reading > 0:
+            return self._last
+        self._last = self.reader.read()
+        self._board.post_reading(self._last)
+        limits = self.reader.limits(self._readings())
+        self._limit = max(limits, key=lambda limit: limit.pressure)
+        watchful = self._limit.pressure >= NEAR_SHARE * self._marks.low or (self._control is not None and self._control.shrunk)
+        self._steps_to_reading = 1 if watchful else FAR_STEPS
+        largest, self._largest = self._largest, None
+        if self._spec.rank == 0:
+            self._decide(batch_index, largest)
+        return self._last
+
+    @property
+    def peak_and_limit(self) -> tuple[int, int]:
+        """(peak, limit) in bytes of the tightest limit at the last reading: evidence for a failure."""
+        return self._limit.peak_bytes, self._limit.limit_bytes
+
+    def room_for_a_writer(self) -> int:
+        """Bytes of resident memory that one more process of this rank may take. Address space is each process's own."""
+        limits = [limit for limit in self.reader.limits(self._readings()) if limit.name not in ADDRESS_SPACE]
+        return min(((limit.limit_bytes - limit.used_bytes) // limit.shares for limit in limits), default=2**62)
+
+    def _readings(self) -> list[RankReading]:
+        return [self._last] if self._spec.num_ranks == 1 else self._board.readings()
+
+    def _decide(self, batch_index: int, largest: MicroBatch) -> None:
+        limit = self._limit
+        if self._control is None or not self.adaptive or batch_index + 1 < max(self._replay_until, self._may_decide_from):
+            return
+        decision = self._control.decide(
+            StepReading(
+                batch_index=batch_index,
+                micro_batch=largest,
+                used_bytes=limit.used_bytes,
+                peak_bytes=limit.peak_bytes,
+                limit_bytes=limit.limit_bytes,
+                limit_name=limit.name,
+                reserved_bytes=self._last.mapped_bytes if self._spec.device == "cuda" else 0,
+            )
+        )
+        if decision is None:
+            return
+        if decision.plan is not None:
+            self._pending = decision
+            return
+        self.note(f"memory: {decision.reason}; {memory_summary(self._spec.device)}")
+        if decision.action == "replace":
+            self.replace_reason = decision.reason
+
+    def at_boundary(self) -> None:
+        """Between segments: give back what the allocator holds without need. Local, the same result on every rank."""
+        idle = self._last.mapped_bytes - self._last.used_bytes
+        if self._spec.device == "cuda" and self._limit.limit_bytes and idle > FRAGMENTED_SHARE * self._limit.limit_bytes:
+            release_free_memory("cuda")
+
+    # -- a pass that did not fit ----------------------------------------------------------------------------------------
+
+    def agree(self, failed: MicroBatch | None) -> MicroBatch | None:
+        """The largest forward pass that did not fit on any rank in this try, None if all went well.
+
+        Ranks agree through shared memory before the gradients are reduced, where they would wait for each other anyway.
+        """
+        if self._spec.num_ranks == 1 or not self.retries_in_step:
+            return failed
+        return self._board.agree(failed, self._spec.deadline_s)
+
+    def absorb(
+        self, position: TrainingPosition, failed: MicroBatch, memory: Literal["host", "device"], phase: str, text: str
+    ) -> TrainingPosition | None:
+        """Record a smaller plan from this batch on; None when no rung that can be taken here is left.
+
+        Called on every rank after `agree` found a failure; all compute the same plan, rank 0 records it before anybody goes on.
+        """
+        plan = shrink_plan(self.plan(position), self.bounds, failed)
+        if plan is None:
+            return None
+        self._pending = None
+        peak_bytes, limit_bytes = self.peak_and_limit
+        change = MemoryPlanChange(
+            batch_index=position.batch_index,
+            plan=plan,
+            reason=f"out of {memory} memory in {phase} at {failed.rows} x {failed.length} tokens",
+            failed_tokens=failed.tokens,
+            limit_bytes=limit_bytes,
+        )
+        if self._spec.rank == 0:
+            absorbed = OomAbsorbed(batch_index=position.batch_index, memory=memory, phase=phase, detail=text[:500])
+            self._record((MemoryPlanChanged(change=change, observed_bytes=peak_bytes, limit_bytes=limit_bytes), absorbed))
+            if self._spec.num_ranks > 1:
+                self._board.withdraw()
+                self._board.acknowledge()
+        else:
+            self._board.await_acknowledged(self._spec.deadline_s)
+        if self._control is not None:
+            self._control.changed(plan, failed_tokens=failed.tokens, limit_bytes=limit_bytes)
+        return with_change(position, change)
+
+
+def with_change(position: TrainingPosition, change: MemoryPlanChange) -> TrainingPosition:
+    """The position with one more recorded change."""
+    return position.model_copy(update={"memory_plan_changes": record_change(position.memory_plan_changes, change)})
+
+
+def release_free_memory(device: str) -> None:
+    """Give what is free back to the system: collected objects, the allocator's cache, the C library's free pages."""
+    gc.collect()
+    if device == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
+        return
+    import ctypes
+
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # glibc only
+        trim(0)
+
+
+def memory_summary(device: str) -> str:
+    """Evidence on one line: the allocator's own counts, or what the kernel says of this process."""
+    if device == "cuda":
+        import torch
+
+        stats = torch.cuda.memory_stats()
+        names = ("allocated_bytes.all", "active_bytes.all", "reserved_bytes.all", "inactive_split_bytes.all")
+        counts = [f"{name.split('_')[0]} {stats[f'{name}.current']} (peak {stats[f'{name}.peak']})" for name in names]
+        return f"allocator: {', '.join(counts)}, retries {stats['num_alloc_retries']}, failures {stats['num_ooms']}"
+    with open("/proc/self/status", encoding="ascii") as file:
+        lines = [" ".join(line.split()) for line in file if line.startswith(("Vm", "Rss", "Threads"))]
+    return f"process: {', '.join(lines)}, python objects {len(gc.get_objects())}"

@@ -1,0 +1,142 @@
+"""The fork server's program: imports the heavy libraries once, then forks ready workers in milliseconds.
+
+Started as `python -m mem_core.runtime.ranks.local.fork_server FD OWNER_PID MODULE...`. `multiprocessing`'s own fork server
+outlives a killed owner and runs the owner's main module again in each child; this one asks for the parent-death signal before
+anything else, ends when its socket closes, and never touches the owner's main module. See decision record 0001.
+
+Protocol on the sequenced-packet socket: the owner sends {"entry": "module:function", "log": path} with two descriptors
+(control connection, exit pipe). The server writes `pid N` to the exit pipe after the fork and `exit CODE` when the child is
+gone (negative: killed by that signal), so that each child has its own channel and nothing is shared.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel for SIGKILL when the parent dies, and leave at once if it already has."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(3)
+
+
+def first_to_be_killed() -> None:
+    """Offer this process to the kernel's OOM killer before any other; for children whose loss costs little."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
+
+
+def main(argv: list[str]) -> int:
+    """Serve until the owner closes the socket or dies."""
+    socket_fd, owner_pid = int(argv[0]), int(argv[1])
+    die_with_parent(owner_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import gc
+    import importlib
+    import socket
+
+    link = socket.socket(fileno=socket_fd)
+    for module in argv[2:]:
+        importlib.import_module(module)
+    _refuse_initialised_cuda()
+    gc.collect()
+    gc.freeze()  # keeps the imported objects' pages shared between the children
+    link.send(b"ready")
+    serve(link)
+    return 0
+
+
+def _refuse_initialised_cuda() -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        raise RuntimeError("the fork server's imports initialised CUDA; forked workers could not use the device")
+
+
+def serve(link) -> None:  # type: ignore[no-untyped-def]
+    """Fork on request, report exits, until end of file."""
+    import json
+    import select
+    import socket
+
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    exit_pipes: dict[int, int] = {}
+    while True:
+        readable, _, _ = select.select([link, wake_read], [], [])
+        if wake_read in readable:
+            os.read(wake_read, 4096)
+            _report_exits(exit_pipes)
+        if link in readable:
+            message, descriptors, _, _ = socket.recv_fds(link, 65536, 2)
+            if not message:
+                return
+            control_fd, exit_fd = descriptors
+            pid = os.fork()
+            if pid == 0:
+                for pipe in (wake_read, wake_write, *exit_pipes.values()):
+                    os.close(pipe)
+                _run_child(link, control_fd, exit_fd, json.loads(message))
+            os.close(control_fd)
+            exit_pipes[pid] = exit_fd
+            _write(exit_fd, f"pid {pid}\n")
+
+
+def _report_exits(exit_pipes: dict[int, int]) -> None:
+    while exit_pipes:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        descriptor = exit_pipes.pop(pid, None)
+        if descriptor is not None:
+            _write(descriptor, f"exit {os.waitstatus_to_exitcode(status)}\n")
+            os.close(descriptor)
+
+
+def _write(descriptor: int, text: str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the owner has lost interest in this child
+        os.write(descriptor, text.encode())
+
+
+def _run_child(link, control_fd: int, exit_fd: int, order: dict[str, str]) -> None:  # type: ignore[no-untyped-def]
+    """Become the worker: own session, own log, default signals. Never returns."""
+    code = 1
+    try:
+        server_pid = os.getppid()
+        die_with_parent(server_pid)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        link.close()
+        os.close(exit_fd)
+        os.setsid()
+        log_fd = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(log_fd, 1)
+        os.dup2(log_fd, 2)
+        os.close(log_fd)
+        import faulthandler
+        import importlib
+        from multiprocessing.connection import Connection
+
+        faulthandler.enable()
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        module, _, function = order["entry"].partition(":")
+        getattr(importlib.import_module(module), function)(Connection(control_fd))
+        code = 0
+    except BaseException:  # noqa: BLE001 - the last frame of a process: everything is reported, nothing may escape
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,300 @@
+"""The rank processes of one try: started, watched, interrupted, replaced. Supervision is outside the training processes."""
+
+import contextlib
+import queue
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mem_core.core.recovery.deadlines import PhaseTimes
+from mem_core.domain.checkpoint import TrainingPosition
+from mem_core.domain.segment import Evidence, Hung, SegmentFailure, WorkerLost
+from mem_core.infrastructure.machine.cgroups import KillCounter
+from mem_core.infrastructure.machine.process_facts import start_ticks, tail
+from mem_core.runtime.ranks.local.board import Board
+from mem_core.runtime.ranks.local.first_cause import first_cause, is_echo
+from mem_core.runtime.ranks.local.heartbeat import Heartbeat, HeartbeatReader
+from mem_core.runtime.ranks.local.processes import ChildProcess, ForkServer
+from mem_core.runtime.ranks.local.pump import ReplyPump
+from mem_core.runtime.ranks.local.silence import SilenceWatch
+from mem_core.runtime.ranks.worker.classify import classify_death
+from mem_core.runtime.ranks.worker.protocol import (
+    Command,
+    Evaluate,
+    Evaluated,
+    Failed,
+    Ready,
+    Record,
+    Recorded,
+    ReplayEvidence,
+    Reply,
+    Restore,
+    Saved,
+    SegmentDone,
+    Train,
+    WorkerSpec,
+)
+
+ENTRY = "mem_core.runtime.ranks.worker.main:rank_main"
+POLL_S = 0.05
+TERM_GRACE_S = 0.5
+SETTLE_S = 0.5
+STACKS_S = 0.2
+
+
+class GroupFailed(Exception):
+    """A rank failed; the whole group is dead by the time this is raised. Carries the classified outcome."""
+
+    def __init__(self, failure: SegmentFailure) -> None:
+        super().__init__(failure.kind)
+        self.failure = failure
+
+
+class WorkerGroup:
+    """Rank processes that stand together: one fails, all are replaced."""
+
+    def __init__(
+        self,
+        server: ForkServer,
+        spec: WorkerSpec,
+        folder: Path,
+        try_number: int,
+        hang_factor: float,
+        on_record: Callable[[tuple[Any, ...]], None] = lambda events: None,
+        memory_limit_bytes: int = 0,
+        times: PhaseTimes | None = None,
+        entry: str = ENTRY,
+    ) -> None:
+        """`folder` is this process's own corner of the run's `live` folder, named by its pid.
+
+        `on_record` journals what rank 0 asks for in the middle of a command; `memory_limit_bytes` is that of all ranks; `times`
+        carries what was learned about deadlines over tries.
+        """
+        self._server = server
+        self._entry = entry
+        self._folder = folder / f"try-{try_number:04d}"
+        _remove_folders_of_the_dead(folder.parent)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._on_record = on_record
+        self._memory_limit_bytes = memory_limit_bytes
+        self._segment_deadline_s = spec.request.resilience.segment_deadline_s
+        self._kill_counters: dict[int, KillCounter] = {}
+        self.board = Board.create(self._folder / "board")
+        self.failure: SegmentFailure | None = None
+        self.num_ranks = spec.num_ranks
+        self._children: list[ChildProcess] = []
+        self._readers: list[HeartbeatReader] = []
+        for rank in range(spec.num_ranks):
+            self._start_rank(spec, rank)
+        self._watch = SilenceWatch(self._readers, times or PhaseTimes(), hang_factor)
+        self._pump = ReplyPump(self._children, f"worker-group-{try_number}")
+
+    def _start_rank(self, spec: WorkerSpec, rank: int) -> None:
+        heartbeat = self._folder / f"rank-{rank}.heartbeat"
+        child = self._server.fork(self._entry, f"rank-{rank}.log")
+        child.connection.send(
+            replace(
+                spec,
+                rank=rank,
+                rendezvous=str(self._folder / "rendezvous"),
+                heartbeat_path=str(heartbeat),
+                board_path=str(self._folder / "board"),
+            )
+        )
+        self._children.append(child)
+        self._readers.append(HeartbeatReader(heartbeat))
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the ranks that have been forked."""
+        return [child.pid for child in self._children if child.pid is not None]
+
+    def heartbeats(self) -> list[Heartbeat]:
+        """What each rank last said."""
+        return [reader.read() for reader in self._readers]
+
+    # -- orders ---------------------------------------------------------------------------------------------------------
+
+    def restore(self, folder: str | None, position: TrainingPosition, replay_until: int = 0) -> Ready:
+        """Build the engines and take a checkpoint's state. Raises GroupFailed."""
+        replies = self._ask(Restore(folder, position, replay_until))
+        assert isinstance(replies[0], Ready)
+        return replies[0]
+
+    def train(self, order: Train, on_beat: Callable[[list[Heartbeat]], None], stop_wanted: Callable[[], bool]) -> SegmentDone:
+        """Train one segment. `on_beat` is called some times a second, `stop_wanted` ends the segment at a step boundary.
+
+        Raises GroupFailed, as Hung also where `resilience.segment_deadline_s` has passed, however busy the ranks look.
+        """
+        self.board.clear()
+        started_s = time.monotonic()
+
+        def each_poll() -> None:
+            on_beat(self.heartbeats())
+            if stop_wanted():
+                self.board.order_stop()
+            if not isinstance(self._segment_deadline_s, str) and time.monotonic() - started_s > self._segment_deadline_s:
+                self._fail(self._hung(0, time.monotonic() - started_s))
+
+        replies = self._ask(order, each_poll)
+        assert isinstance(replies[0], SegmentDone)
+        return replies[0]
+
+    def evaluate(self, max_batches: int) -> float:
+        """Validation loss per token. Raises GroupFailed."""
+        replies = self._ask(Evaluate(max_batches))
+        assert isinstance(replies[0], Evaluated)
+        return replies[0].loss
+
+    def wait_saved(self, step: int, deadline_s: float) -> list[Saved]:
+        """Wait until every rank has written its files of `step`; may be called from another thread.
+
+        Raises:
+            GroupFailed: the group died before. TimeoutError: a writer took too long.
+        """
+        found = self._pump.wait_saved(step, self.num_ranks, deadline_s)
+        if found is None:
+            raise GroupFailed(self.failure or WorkerLost(cause="the group ended before its files were written", evidence=Evidence()))
+        return found
+
+    def wait_evidence(self, step: int, deadline_s: float) -> ReplayEvidence | None:
+        """What the first steps after the checkpoint of `step` came to; None where they are not done within the deadline or ever."""
+        return self._pump.wait_evidence(step, deadline_s)
+
+    def stop(self) -> None:
+        """End all ranks: TERM, a grace, KILL; then forget the try's files. Safe to call twice.
+
+        A stopped process acts on TERM only when it is continued. A rank that is not forked yet ends by itself when it finds its
+        connection closed.
+        """
+        for numbers, grace_s in (((signal.SIGTERM, signal.SIGCONT), TERM_GRACE_S), ((signal.SIGKILL,), 5.0)):
+            for child in self._children:
+                if child.exit_code() is None:
+                    for number in numbers:
+                        child.signal_group(number)
+            if self._wait_gone(grace_s):
+                break
+        self._pump.close()
+        for child in self._children:
+            child.close()
+        self._children = []
+        shutil.rmtree(self._folder, ignore_errors=True)
+        for folder in (self._folder.parent, self._folder.parent.parent):
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # the last try takes the empty folders with it
+
+    # -- watching -------------------------------------------------------------------------------------------------------
+
+    def _ask(self, command: Command, each_poll: Callable[[], None] = lambda: None) -> list[Reply]:
+        """Send one command to every rank and wait for every reply, watching for death and silence."""
+        for child in self._children:
+            try:
+                child.connection.send(command)
+            except OSError:
+                break  # dead already; the watch below says how
+        replies: dict[int, Reply] = {}
+        asked_s = time.monotonic()
+        while len(replies) < self.num_ranks:
+            try:
+                rank, reply = self._pump.replies.get(timeout=POLL_S)
+            except queue.Empty:
+                each_poll()
+                self._follow_groups()
+                self._check_silence(asked_s, replies)
+                continue
+            if reply is None or isinstance(reply, Failed):
+                self._fail(self._first_cause(rank, reply))
+            elif isinstance(reply, Record):
+                self._on_record(reply.events)
+                self._children[rank].connection.send(Recorded())
+            else:
+                replies[rank] = reply
+        return [replies[rank] for rank in range(self.num_ranks)]
+
+    def _first_cause(self, rank: int, reply: Failed | None) -> SegmentFailure:
+        """A rank that lost its peer often says so before the peer's own end is seen: give the true cause a moment to arrive."""
+        failures = [self._lost(rank) if reply is None else reply.failure]
+        end = time.monotonic() + SETTLE_S
+        while all(is_echo(failure) for failure in failures) and len(failures) < self.num_ranks:
+            try:
+                other, later = self._pump.replies.get(timeout=max(0.001, end - time.monotonic()))
+            except queue.Empty:
+                break
+            if other != rank and (later is None or isinstance(later, Failed)):
+                failures.append(self._lost(other) if later is None else later.failure)
+        return first_cause(failures)
+
+    def _fail(self, failure: SegmentFailure) -> None:
+        """The first failing rank's cause is the group's; everybody else is ended."""
+        self.failure = failure
+        self.stop()
+        raise GroupFailed(failure)
+
+    def _lost(self, rank: int) -> SegmentFailure:
+        child = self._children[rank]
+        code = child.exit_code()
+        beat = self._readers[rank].read()
+        name = signal.Signals(-code).name if code is not None and code < 0 else ""
+        evidence = Evidence(
+            rank=rank,
+            phase=beat.phase if beat.phase else None,  # type: ignore[arg-type]
+            batch_index=beat.batch_index,
+            exit_code=code,
+            signal=name,
+            peak_bytes=sum(reader.read().peak_bytes for reader in self._readers) or None,
+            limit_bytes=self._memory_limit_bytes or None,
+            last_lines=tail(child.log_path, 20),
+        )
+        return classify_death(evidence, oom_kills=sum(counter.kills() for counter in self._kill_counters.values()))
+
+    def _follow_groups(self) -> None:
+        """Count the kernel's kills from before anything can be killed: a rank may die while it starts."""
+        for pid in self.pids:
+            if pid in self._kill_counters:
+                self._kill_counters[pid].follow()
+            else:
+                self._kill_counters[pid] = KillCounter(pid)
+
+    def _check_silence(self, asked_s: float, replies: dict[int, Reply]) -> None:
+        # A rank that is not forked yet waits for the server's imports: the server's CPU time is its own.
+        pids = [child.pid if child.pid is not None else self._server.pid for child in self._children]
+        sign = self._watch.look(time.monotonic(), asked_s, pids, replies.keys())
+        if sign is not None:
+            self._fail(self._hung(sign.rank, sign.silent_s))
+
+    def _hung(self, rank: int, silent_s: float) -> Hung:
+        """Collect the stacks of all ranks before anything is killed; a stopped rank is continued, since it could not tell its own."""
+        for number in (signal.SIGUSR1, signal.SIGCONT):
+            for child in self._children:
+                child.signal(number)
+        time.sleep(STACKS_S)
+        beat = self._readers[rank].read()
+        stacks = "\n".join(f"rank {i}:\n" + "\n".join(tail(child.log_path, 40)) for i, child in enumerate(self._children))
+        evidence = Evidence(
+            rank=rank,
+            phase=self._watch.phase(rank),
+            batch_index=beat.batch_index,
+            stacks=stacks[-8000:],
+            last_lines=tail(self._children[rank].log_path, 20),
+        )
+        return Hung(waited_s=round(silent_s, 2), evidence=evidence)
+
+    def _wait_gone(self, grace_s: float) -> bool:
+        end = time.monotonic() + grace_s
+        while any(child.exit_code() is None and child.pid is not None for child in self._children):
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.005)
+        return True
+
+
+def _remove_folders_of_the_dead(live: Path) -> None:
+    """Corners of flows that were killed: nobody else would ever remove them."""
+    for folder in live.iterdir() if live.is_dir() else ():
+        pid = folder.name.partition("-")[0]
+        if pid.isdigit() and start_ticks(int(pid)) is None:
+            shutil.rmtree(folder, ignore_errors=True)

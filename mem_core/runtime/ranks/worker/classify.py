@@ -1,0 +1,86 @@
+"""Exceptions become outcomes here and nowhere else, by type first and by wording only where a type does not exist."""
+
+import errno
+import re
+from typing import Literal
+
+from mem_core.core.memory.ladder import MicroBatch
+from mem_core.domain.segment import Evidence, OutOfMemory, Phase, SaveFailed, SegmentFailure, WorkerError, WorkerLost
+
+NEAR_LIMIT = 0.9  # a process killed with its peak above this part of the limit was probably killed for memory
+
+# CPU and vendor allocators raise bare RuntimeErrors. Each pattern was read in the source that raises it.
+_HOST_ALLOCATOR = re.compile(
+    r"DefaultCPUAllocator: (can't allocate memory|not enough memory)|[Cc]annot allocate memory|std::bad_alloc|"
+    r"unable to (mmap|open shared memory)[^\n]*(Cannot allocate|ENOMEM)|could not create a memory"
+)
+_DEVICE_ALLOCATOR = re.compile(
+    r"CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDA error: out of memory|CUDNN_STATUS_ALLOC_FAILED|NCCL.*out of memory|"
+    r"HIP out of memory|NVML_SUCCESS == r INTERNAL ASSERT FAILED"
+)
+_HOST_DEATH = ("DefaultCPUAllocator", "MemoryError", "std::bad_alloc", "Cannot allocate memory")
+
+
+def memory_kind(exc: BaseException) -> Literal["host", "device"] | None:
+    """Which memory ran out where the exception is a failed allocation, else None. A shape error is not one.
+
+    torch raises `OutOfMemoryError` for devices, a bare RuntimeError for host memory and for what cuBLAS and NCCL could not get.
+    """
+    if type(exc).__name__ == "OutOfMemoryError" and isinstance(exc, RuntimeError):
+        return "device"
+    if isinstance(exc, MemoryError):
+        return "host"
+    if isinstance(exc, OSError):
+        return "host" if exc.errno == errno.ENOMEM else None
+    if isinstance(exc, RuntimeError):
+        text = str(exc)
+        if _DEVICE_ALLOCATOR.search(text):
+            return "device"
+        if _HOST_ALLOCATOR.search(text):
+            return "host"
+    return None
+
+
+def classify(
+    exc: BaseException, rank: int, phase: str, batch_index: int, *, failed: MicroBatch | None = None, peak_bytes: int | None = None
+) -> SegmentFailure:
+    """The outcome that an exception in a rank stands for, with its evidence. `failed` is the forward pass it happened in."""
+    outcome = getattr(exc, "outcome", None)
+    if outcome is not None:
+        return outcome
+    known: Phase = phase if phase in Phase.__args__ else "step"  # type: ignore[attr-defined,assignment]
+    text = f"{type(exc).__name__}: {exc}"[:2000]
+    evidence = Evidence(rank=rank, phase=known, batch_index=batch_index, exception=text, peak_bytes=peak_bytes)
+    memory = memory_kind(exc)
+    if memory is not None:
+        size = {"failed_rows": failed.rows, "failed_length": failed.length} if failed and known in ("forward", "backward") else {}
+        return OutOfMemory(memory=memory, evidence=evidence.model_copy(update=size))
+    if phase == "save" and isinstance(exc, OSError):
+        return SaveFailed(evidence=evidence)
+    return WorkerError(evidence=evidence)
+
+
+def classify_death(evidence: Evidence, *, oom_kills: int = 0) -> OutOfMemory | WorkerLost:
+    """The outcome of a rank process that ended without a word, from what was seen from outside.
+
+    SIGKILL is the kernel's OOM killer where its counter rose meanwhile (`oom_kills`), and probably where the last peak was near
+    the limit; a SIGKILL with neither came from somebody else. An abort after the allocator's last words is memory too.
+    """
+    words = "\n".join(evidence.last_lines)
+    if evidence.signal == "SIGKILL":
+        near = bool(evidence.limit_bytes and evidence.peak_bytes and evidence.peak_bytes >= NEAR_LIMIT * evidence.limit_bytes)
+        if oom_kills > 0:
+            return _killed("killed by the kernel's OOM killer", evidence)
+        if near:
+            return _killed("killed by SIGKILL, probably for host memory", evidence)
+    elif any(word in words for word in _HOST_DEATH):
+        return OutOfMemory(memory="host", evidence=evidence)
+    return WorkerLost(cause=evidence.signal or f"exit code {evidence.exit_code}", evidence=evidence)
+
+
+def _killed(how: str, evidence: Evidence) -> OutOfMemory:
+    from mem_core.domain.units import format_bytes
+
+    peak = format_bytes(evidence.peak_bytes) if evidence.peak_bytes else "unknown"
+    limit = format_bytes(evidence.limit_bytes) if evidence.limit_bytes else "unknown"
+    return OutOfMemory(memory="host", evidence=evidence.model_copy(update={"exception": f"{how}; peak {peak} of limit {limit}"}))

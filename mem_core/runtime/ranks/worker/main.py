@@ -1,0 +1,120 @@
+"""A rank process: takes orders over its control connection, answers each with one reply, ends on `Stop` or end of file."""
+
+import ctypes
+import os
+import threading
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, assert_never
+
+from mem_core.runtime.ranks.local.board import Board
+from mem_core.runtime.ranks.local.heartbeat import HeartbeatWriter
+from mem_core.runtime.ranks.worker.classify import classify
+from mem_core.runtime.ranks.worker.protocol import (
+    Command,
+    Evaluate,
+    Evaluated,
+    Failed,
+    Ready,
+    Record,
+    Recorded,
+    Reply,
+    Restore,
+    Stop,
+    Train,
+    WorkerSpec,
+)
+
+M_ARENA_MAX = -8  # malloc.h
+
+
+class ReplyChannel:
+    """The connection's sending side, shared by the training thread and the snapshot's."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def send(self, reply: Reply) -> None:
+        """Send one reply; a supervisor that is gone ends this process through the parent-death signal, not through here."""
+        with self._lock:
+            try:
+                self._connection.send(reply)
+            except BrokenPipeError:
+                os._exit(3)
+
+    def record(self, events: tuple[Any, ...]) -> None:
+        """Have events journaled; returns when they are durable. Only from the thread that obeys commands.
+
+        Raises:
+            EOFError: the supervisor is gone.
+        """
+        self.send(Record(events))
+        reply = self._connection.recv()
+        if not isinstance(reply, Recorded):
+            raise EOFError("the supervisor gave up waiting for this command")
+
+
+def rank_main(connection: Connection) -> None:
+    """Entry of a forked rank: first message is its `WorkerSpec`, then commands."""
+    spec: WorkerSpec = connection.recv()
+    _prepare_process(spec)
+    from mem_core.runtime.deepspeed.runner import DeepSpeedRunner  # preloaded by the fork server
+
+    heartbeat = HeartbeatWriter(Path(spec.heartbeat_path))
+    heartbeat.beat("start")
+    channel = ReplyChannel(connection)
+    runner = DeepSpeedRunner(spec, heartbeat, Board(Path(spec.board_path)), channel.record)
+    while True:
+        try:
+            command: Command = connection.recv()
+        except EOFError:
+            return
+        if isinstance(command, Stop):
+            return
+        try:
+            channel.send(_obey(runner, command, channel))
+        except Exception as exc:  # noqa: BLE001 - the one edge where exceptions become outcomes (I8)
+            traceback.print_exc()
+            peak_bytes = runner.memory.peak_and_limit[0] or None
+            failure = classify(exc, spec.rank, runner.phase, runner.position.batch_index, failed=runner.micro_batch, peak_bytes=peak_bytes)
+            channel.send(Failed(failure))
+            return
+
+
+def _obey(runner: Any, command: Restore | Train | Evaluate, channel: ReplyChannel) -> Reply:
+    match command:
+        case Restore():
+            runner.build(command.folder, command.position, command.replay_until)
+            return Ready(runner.position.applied_steps, runner.engine.parameter_shapes(), runner.build_s, runner.restore_s)
+        case Train():
+            return runner.train(command, channel.send)
+        case Evaluate():
+            return Evaluated(runner.evaluate(command.max_batches))
+    assert_never(command)
+
+
+def _prepare_process(spec: WorkerSpec) -> None:
+    """What must be set before the process group exists: DeepSpeed reads these five and asks for mpi4py when one is missing."""
+    os.environ.update(
+        RANK=str(spec.rank),
+        LOCAL_RANK=str(spec.rank),
+        WORLD_SIZE=str(spec.num_ranks),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="0",
+        GLOO_SOCKET_IFNAME="lo",
+    )
+    import torch
+
+    torch.set_num_threads(spec.num_threads)
+    _use_one_malloc_arena()
+    if spec.device == "cuda":
+        torch.cuda.set_device(spec.rank)
+
+
+def _use_one_malloc_arena() -> None:
+    """Each new thread (the snapshot's, the collectives') would map an arena of 64 MiB, which RLIMIT_AS counts; glibc only."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_ARENA_MAX, 1)
