@@ -16,6 +16,7 @@ from mem_core.infrastructure.storage.disk import OsDisk
 from mem_core.runtime.checkpoint_manager.catalog import Catalog
 from mem_core.runtime.checkpoint_manager.inspection.validator import IntegrityValidator
 from mem_core.runtime.checkpoint_manager.manager import CheckpointManager
+from mem_core.runtime.checkpoint_manager.ports import CheckpointPorts, CheckpointScope
 
 EXPORT_DEADLINE_S = 3_600.0
 
@@ -74,11 +75,10 @@ def pin_checkpoint(folder: Path, step: int, pinned: bool) -> int:
         if record is None:
             raise RequestError("there is no such run", field="RUN", value=folder, remedy="Give a run id with --store, or a run folder.")
         parallel = record.request.parallel
-        manager = CheckpointManager(
-            folder, folder.name, state.attempt, CheckpointSection(),
-            CheckpointExpectation(num_ranks=parallel.num_ranks, zero_stage=parallel.zero_stage),
-            fence=state.fence, emit=state.emit, validator=IntegrityValidator(signature_key=key), signature_key=key,
-        )  # fmt: skip
+        expectation = CheckpointExpectation(num_ranks=parallel.num_ranks, zero_stage=parallel.zero_stage)
+        scope = CheckpointScope(folder, folder.name, state.attempt, CheckpointSection(), expectation)
+        ports = CheckpointPorts(fence=state.fence, emit=state.emit)
+        manager = CheckpointManager(scope, ports, IntegrityValidator(signature_key=key), signature_key=key)
         if pinned:
             manager.pin(step)
         else:

@@ -12,6 +12,8 @@ from mem_core.infrastructure.storage.disk import OsDisk
 from mem_core.runtime.checkpoint_manager import CheckpointManager
 from mem_core.runtime.checkpoint_manager.inspection.file_checks import check_files
 from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import encode_manifest, sha256_hex
+from mem_core.runtime.checkpoint_manager.inspection.validator import Validator
+from mem_core.runtime.checkpoint_manager.ports import CheckpointPorts, CheckpointScope
 
 Kind = TypeVar("Kind")
 SHARDS = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt", "zero_pp_rank_1_mp_rank_00_optim_states.pt")
@@ -46,14 +48,19 @@ class Run:
         settings |= options.pop("expectation", {})
         section = CheckpointSection(**options.pop("section", {}))
         options.setdefault("scan", lambda path: ())
-        return CheckpointManager(
-            self.folder, "demo", number, section, CheckpointExpectation(**settings),
-            fence=fence, emit=self.events.append, validator=validator, **options,
-        )  # fmt: skip
+        scope = CheckpointScope(self.folder, "demo", number, section, CheckpointExpectation(**settings))
+        return manager_of(scope, validator, fence=fence, emit=self.events.append, **options)
 
     def seen(self, kind: type[Kind]) -> list[Kind]:
         """Emitted events of one kind."""
         return [event for event in self.events if isinstance(event, kind)]
+
+
+def manager_of(scope: CheckpointScope, validator: Validator, **options: Any) -> CheckpointManager:
+    """A manager whose ports are given one by one; those that are not given do nothing, or are the real ones."""
+    own = {name: options.pop(name) for name in ("signature_key", "initial_weights_digest") if name in options}
+    ports: dict[str, Any] = {"fence": lambda: None, "emit": lambda event: None, **options}
+    return CheckpointManager(scope, CheckpointPorts(**ports), validator, **own)
 
 
 def stage(manager: CheckpointManager, step: int, content: str = "") -> Path:

@@ -1,7 +1,6 @@
-"""What tests hand to `drive(..., prepared=...)`: faults inside ranks, recorded plans for a twin, and what a run left to compare."""
+"""What tests hand to `drive(..., options=...)`: faults inside ranks, recorded plans for a twin, and what a run left to compare."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,31 +9,17 @@ from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.checkpoint import checkpoint_name
 from mem_core.domain.plan import MemoryPlanChange
 from mem_core.domain.run import RunResult
-from mem_core.runtime.session.opening import RunDraft, known
-
-Prepared = Callable[[RunDraft], None]
+from mem_core.runtime.session.opening import OpeningOptions
 
 
-def with_port(port: Callable[[Any], None]) -> Prepared:
+def with_port(port: Callable[[Any], None]) -> OpeningOptions:
     """Every rank calls `port` with its runner once it is built (`WorkerSpec.on_built`), those that replay a checkpoint as well."""
-
-    def change(draft: RunDraft) -> None:
-        session = known(draft.session)
-        session.segments.spec = replace(session.segments.spec, on_built=port)
-        if session.validator.replay is not None:
-            session.validator.replay.spec = session.segments.spec  # type: ignore[attr-defined]
-
-    return change
+    return OpeningOptions(on_built=port)
 
 
-def replaying(changes: tuple[MemoryPlanChange, ...]) -> Prepared:
+def replaying(changes: tuple[MemoryPlanChange, ...]) -> OpeningOptions:
     """Start with the recorded plans of another run."""
-
-    def change(draft: RunDraft) -> None:
-        segments = known(draft.session).segments
-        segments.fresh = segments.fresh.model_copy(update={"memory_plan_changes": changes})
-
-    return change
+    return OpeningOptions(first_plan_changes=changes)
 
 
 def recorded(result: RunResult) -> tuple[MemoryPlanChange, ...]:

@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 
 from mem_core.infrastructure.settings import Settings, child_environment
+from mem_core.runtime.checkpoint_manager.ports import CheckpointScope
+from mem_core.testing.checkpoint_run import manager_of
 
 
 def measure(arguments: argparse.Namespace, scratch: Path) -> dict[str, float]:
@@ -31,7 +33,6 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> dict[str, float]:
     from mem_core.domain.plan import Hyperparams, MemoryPlan
     from mem_core.domain.request import CheckpointSection, RuntimeRequest
     from mem_core.runtime.checkpoint_manager.inspection.validator import IntegrityValidator
-    from mem_core.runtime.checkpoint_manager.manager import CheckpointManager
     from mem_core.runtime.deepspeed.engine import Engine, initialise_distributed
     from mem_core.runtime.deepspeed.engine_config import engine_config
     from mem_core.runtime.deepspeed.snapshot import Snapshot
@@ -50,10 +51,8 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> dict[str, float]:
     engine.backward(engine.forward(input_ids=ids).float().logsumexp(-1).mean())
     engine.step()
     ours_engine = engine.raw.checkpoint_engine
-    manager = CheckpointManager(
-        scratch / "run", "stall", 1, CheckpointSection(), CheckpointExpectation(num_ranks=1, zero_stage=1),
-        fence=lambda: None, emit=lambda event: None, validator=IntegrityValidator(),
-    )  # fmt: skip
+    scope = CheckpointScope(scratch / "run", "stall", 1, CheckpointSection(), CheckpointExpectation(num_ranks=1, zero_stage=1))
+    manager = manager_of(scope, IntegrityValidator())
     (scratch / "run").mkdir()
     ours, theirs, validate, restore = [], [], [], []
     for number in range(1, arguments.rounds + 1):

@@ -166,7 +166,7 @@ def test_a_disk_that_fills_up_ends_the_run_and_space_lets_it_go_on(
     filler = place / "filler"
 
     def fill(session: Any, segment: Any) -> None:
-        if segment.from_step == 20 and session.segments.validated_step:
+        if segment.from_step == 20 and session.segments.standing.validated_step:
             fill_up(filler)
 
     with pytest.raises(StoreUnavailable) as caught:

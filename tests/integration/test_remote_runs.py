@@ -74,7 +74,7 @@ def lose_machine_at(segment_index: int) -> Callable[[Any, Any], None]:
 
     def hook(session: Any, segment: Any) -> None:
         if segment.segment_index == segment_index:
-            assert session.remote._background.drain(60)
+            assert session.ending.remote._background.drain(60)
             raise PullThePlug
 
     return hook

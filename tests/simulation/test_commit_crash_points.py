@@ -28,6 +28,8 @@ from mem_core.infrastructure.storage.disk import Disk, remove_tree
 from mem_core.runtime.checkpoint_manager import CheckpointManager
 from mem_core.runtime.checkpoint_manager.inspection.file_checks import check_files
 from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import encode_manifest, sha256_hex
+from mem_core.runtime.checkpoint_manager.ports import CheckpointScope
+from mem_core.testing.checkpoint_run import manager_of
 from mem_core.testing.memory_disk import LOSSES, CrashAt, Crashed, Loss, MemoryDisk
 
 RUN = Path("/store/demo")
@@ -81,10 +83,10 @@ def judge(disk: Disk, check_digests: bool, folder: Path, manifest: CheckpointMan
 
 
 def open_manager(disk: MemoryDisk, attempt: int, history: History, protocol: Protocol, key: bytes | None = None) -> CheckpointManager:
-    return CheckpointManager(
-        RUN, "demo", attempt, CheckpointSection(keep_last=1), CheckpointExpectation(num_ranks=1, zero_stage=1),
-        fence=lambda: None, emit=history.events.append, validator=functools.partial(judge, disk, protocol.check_digests),
-        clock=lambda: 0.0, disk=disk, scan=lambda path: (), signature_key=key,
+    scope = CheckpointScope(RUN, "demo", attempt, CheckpointSection(keep_last=1), CheckpointExpectation(num_ranks=1, zero_stage=1))
+    return manager_of(
+        scope, functools.partial(judge, disk, protocol.check_digests),
+        emit=history.events.append, clock=lambda: 0.0, disk=disk, scan=lambda path: (), signature_key=key,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mem_core.core.recovery.mem_orchestrator import BACK_OFF_S, Finish, GiveUp, Limits, Pause, Progress, Retry, Train, next_action
+from mem_core.core.recovery.mem_orchestrator import BACK_OFF_S, Action, Finish, GiveUp, MemOrchestrator, Pause, Progress, Retry, Train
 from mem_core.domain.errors import InternalError, MemError, MemoryExhausted, NoProgress, StoreUnavailable
 from mem_core.domain.segment import (
     Evidence,
@@ -15,11 +15,12 @@ from mem_core.domain.segment import (
     SegmentCompleted,
     SegmentFailure,
     SegmentInterrupted,
+    SegmentOutcome,
     WorkerError,
     WorkerLost,
 )
 
-LIMITS = Limits(max_steps=250, segment_steps=100, max_failures_without_progress=3)
+LIMITS = MemOrchestrator(max_steps=250, segment_steps=100, max_failures_without_progress=3)
 AT_STEP = Evidence(rank=0, phase="step", batch_index=17, exception="ValueError: x")
 FAILURES: tuple[SegmentFailure, ...] = (
     WorkerLost(cause="SIGKILL", evidence=AT_STEP),
@@ -31,7 +32,11 @@ FAILURES: tuple[SegmentFailure, ...] = (
 )
 
 
-def limits(**changes: Any) -> Limits:
+def next_action(where: Progress, outcome: SegmentOutcome | None, orchestrator: MemOrchestrator) -> Action:
+    return orchestrator.next_action(where, outcome)
+
+
+def limits(**changes: Any) -> MemOrchestrator:
     return LIMITS.model_copy(update=changes)
 
 

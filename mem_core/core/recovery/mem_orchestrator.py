@@ -1,9 +1,10 @@
-"""What is next: one pure function from state and outcome to an action. Every bound on retries is here."""
+"""`MemOrchestrator`: from progress and outcome to the next action, purely. Every bound on retries is here."""
 
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
 from mem_core.domain.errors import InternalError, MemError, MemoryExhausted, NoProgress, StoreUnavailable
+from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.segment import (
     Hung,
     NonFinite,
@@ -24,24 +25,12 @@ SUSPECT_AFTER = 2  # failures of the same kind at the same batch make the batch 
 OnNonFinite = Literal["retry", "skip", "lower_lr", "fail"]
 
 
-class Limits(Value):
-    """The bounds that the request sets on going on."""
-
-    max_steps: int
-    segment_steps: int
-    max_failures_without_progress: int
-    memory_mode: Literal["adaptive", "fixed"] = "adaptive"
-    on_poisoned_batch: Literal["fail", "skip"] = "fail"
-    on_non_finite: OnNonFinite = "retry"
-    max_skipped_batches: int = 100
-
-
 class Progress(Value):
     """Where the run stands, as far as the next action depends on it.
 
     `failures_without_progress` counts failed tries since the validated step last advanced, this one included (I8);
     `same_batch_failures` those of them that failed at one and the same batch in the same way. `sample_ids` are those of the batch
-    that failed last, `skipped_batches` how many the user's choice has left out so far.
+    that failed last, `skipped_batches` how many the user's choice has left out so far. `stop_by`: who asks for an end, in words.
     """
 
     applied_steps: int
@@ -51,6 +40,7 @@ class Progress(Value):
     can_shrink: bool = True
     sample_ids: tuple[int, ...] = ()
     skipped_batches: int = 0
+    stop_by: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,27 +88,57 @@ class GiveUp:
 Action = Train | Retry | Finish | Pause | GiveUp
 
 
-def next_action(progress: Progress, outcome: SegmentOutcome | None, limits: Limits) -> Action:
-    """Decide what follows. `outcome` is that of the last segment; None at the start of an attempt."""
-    match outcome:
-        case None | SegmentCompleted():
-            return _go_on(progress, limits)
-        case SegmentInterrupted():
-            return Pause(outcome.by)
-        case OutOfMemory() | WorkerLost() | Hung() | NonFinite() | WorkerError() | SaveFailed():
-            return _after_failure(progress, outcome, limits)
-    assert_never(outcome)
+class MemOrchestrator(Value):
+    """Decides what a run does next, within the bounds that its request sets on going on.
+
+    A frozen value: the same bounds, progress and outcome give the same action for ever, whoever asks and how often.
+    """
+
+    max_steps: int
+    segment_steps: int
+    max_failures_without_progress: int
+    memory_mode: Literal["adaptive", "fixed"] = "adaptive"
+    on_poisoned_batch: Literal["fail", "skip"] = "fail"
+    on_non_finite: OnNonFinite = "retry"
+    max_skipped_batches: int = 100
+
+    @classmethod
+    def of(cls, request: RuntimeRequest) -> "MemOrchestrator":
+        """The bounds that a request sets."""
+        resilience = request.resilience
+        return cls(
+            max_steps=request.training.max_steps,
+            segment_steps=request.effective_segment_steps,
+            max_failures_without_progress=resilience.max_failures_without_progress,
+            memory_mode=request.memory.mode,
+            on_poisoned_batch=resilience.on_poisoned_batch,
+            on_non_finite=resilience.on_non_finite,
+            max_skipped_batches=resilience.max_skipped_batches,
+        )
+
+    def next_action(self, progress: Progress, outcome: SegmentOutcome | None) -> Action:
+        """Decide what follows. `outcome` is that of the last segment; None at the start of an attempt."""
+        match outcome:
+            case None | SegmentCompleted():
+                return _go_on(progress, self)
+            case SegmentInterrupted():
+                return Pause(outcome.by)
+            case OutOfMemory() | WorkerLost() | Hung() | NonFinite() | WorkerError() | SaveFailed():
+                return _after_failure(progress, outcome, self)
+        assert_never(outcome)
 
 
-def _go_on(progress: Progress, limits: Limits) -> Action:
+def _go_on(progress: Progress, limits: MemOrchestrator) -> Action:
     if progress.applied_steps >= limits.max_steps:
-        return Finish()
+        return Finish()  # whoever asked for an end gets the best one
+    if progress.stop_by:
+        return Pause(progress.stop_by)
     index = progress.applied_steps // limits.segment_steps
     until = min(limits.max_steps, (index + 1) * limits.segment_steps)
     return Train(segment_index=index, from_step=progress.applied_steps, until_step=until)
 
 
-def _after_failure(progress: Progress, failure: SegmentFailure, limits: Limits) -> Action:
+def _after_failure(progress: Progress, failure: SegmentFailure, limits: MemOrchestrator) -> Action:
     text = describe_failure(failure)
     tries = progress.failures_without_progress
     if isinstance(failure, OutOfMemory) and limits.memory_mode == "fixed":
@@ -152,7 +172,7 @@ def _delay_s(tries: int) -> float:
     return 0.0 if tries <= 1 else BACK_OFF_S[min(tries - 1, len(BACK_OFF_S) - 1)]
 
 
-def _batch_to_skip(progress: Progress, failure: SegmentFailure, limits: Limits) -> int | None:
+def _batch_to_skip(progress: Progress, failure: SegmentFailure, limits: MemOrchestrator) -> int | None:
     """The batch that is to be left out, where the user allows it; None where the cause may be something else."""
     batch = _failed_batch(failure)
     if batch is None:
@@ -182,7 +202,7 @@ def _suspect_words(progress: Progress, failure: SegmentFailure) -> str:
     return f" Batch {_failed_batch(failure)} holds samples {list(ids)}." if ids and _failed_batch(failure) is not None else ""
 
 
-def _no_progress(progress: Progress, failure: SegmentFailure, text: str, limits: Limits) -> MemError:
+def _no_progress(progress: Progress, failure: SegmentFailure, text: str, limits: MemOrchestrator) -> MemError:
     where = f"validated step {progress.validated_step or 0} did not advance over {limits.max_failures_without_progress} restarts"
     if isinstance(failure, SaveFailed):
         remedy = "Free space, lower checkpoint.keep_last or repair the store, then give the same command again."

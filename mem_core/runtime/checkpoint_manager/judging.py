@@ -1,21 +1,18 @@
 """Verdicts: asking the validator, publishing what it says, quarantining what is bad, walking back to the newest that holds."""
 
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from mem_core.domain.checkpoint import VERDICT_NAME, CheckpointExpectation, CheckpointManifest, CheckpointVerdict
 from mem_core.domain.errors import InternalError, NoValidCheckpoint
-from mem_core.domain.events import CheckpointJudged, CheckpointRemoved, Event, Noted
-from mem_core.infrastructure.storage.disk import Disk
+from mem_core.domain.events import CheckpointJudged, CheckpointRemoved, Noted
 from mem_core.runtime.checkpoint_manager.attempt_area import AttemptArea
 from mem_core.runtime.checkpoint_manager.catalog import Catalog
 from mem_core.runtime.checkpoint_manager.inspection.file_checks import ManifestOnDisk, check_claims, check_files
 from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import ManifestDamaged, SignatureRefused, encode_verdict, sha256_hex
 from mem_core.runtime.checkpoint_manager.inspection.shards import refuse_other_shape
 from mem_core.runtime.checkpoint_manager.inspection.validator import Level, Validator
+from mem_core.runtime.checkpoint_manager.ports import CheckpointPorts
 
 QUARANTINE_KEEP = 3
 _LEVELS: tuple[Level, ...] = ("integrity", "replay")
@@ -25,17 +22,13 @@ _LEVELS: tuple[Level, ...] = ("integrity", "replay")
 class Judge:
     """The judging half of `CheckpointManager`, which opens the run folder and translates errors around every call."""
 
-    disk: Disk
     run_id: str
+    ports: CheckpointPorts
     area: AttemptArea
     catalog: Catalog
     lock: threading.RLock
-    fence: Callable[[], None]
-    emit: Callable[[Event], object]
     validator: Validator
-    scan: Callable[[Path], tuple[str, ...]]
     initial_weights_digest: str = ""
-    clock: Callable[[], float] = time.time
 
     def validate(self, step: int, wanted: Level) -> CheckpointVerdict:
         """See `CheckpointManager.validate`."""
@@ -65,12 +58,12 @@ class Judge:
             present, reason, counts = self._candidate(step, expectation, level, recheck)
             if present is not None:
                 return present.manifest
-            self.emit(Noted(text=f"checkpoint of step {step} skipped: {reason}"))
+            self.ports.emit(Noted(text=f"checkpoint of step {step} skipped: {reason}"))
             if counts:
                 skipped.append(f"step {step}: {reason}")
         quarantined = [info for info in self.catalog.listing() if info.state == "quarantined"]
         if not skipped and not quarantined:
-            self.emit(Noted(text="no checkpoint yet: training starts at step 0"))
+            self.ports.emit(Noted(text="no checkpoint yet: training starts at step 0"))
             return None
         skipped = skipped or [f"step {info.step}: quarantined earlier ({', '.join(info.reasons) or 'damaged'})" for info in quarantined]
         raise NoValidCheckpoint(
@@ -88,7 +81,7 @@ class Judge:
                 reasons=reasons,
                 weights_bad=False,
                 manifest_sha256=self.catalog.raw_digest(step),
-                judged_unix_s=self.clock(),
+                judged_unix_s=self.ports.clock(),
             )
         )
 
@@ -121,8 +114,9 @@ class Judge:
     def _recheck(self, step: int, present: ManifestOnDisk) -> tuple[str, ...]:
         """The paired check of the reader: every byte again, and that no file would run code."""
         folder = self.catalog.path(step)
-        reasons = check_files(self.disk, folder, present.manifest)
-        return reasons or tuple(f"{entry.path}: {reason}" for entry in present.manifest.files for reason in self.scan(folder / entry.path))
+        reasons = check_files(self.ports.disk, folder, present.manifest)
+        files = present.manifest.files
+        return reasons or tuple(f"{entry.path}: {reason}" for entry in files for reason in self.ports.scan(folder / entry.path))
 
     def _digest_before(self, step: int) -> str:
         """Weights digest of the newest validated checkpoint before `step`, else that of the untrained model if it is known."""
@@ -132,14 +126,14 @@ class Judge:
     def _publish(self, verdict: CheckpointVerdict) -> CheckpointVerdict:
         """Write it beside the manifest that it is about; quarantine what is bad."""
         folder = self.catalog.path(verdict.step)
-        self.fence()
+        self.ports.fence()
         with self.lock:
             if self.catalog.raw_digest(verdict.step) != verdict.manifest_sha256:
                 raise InternalError(f"the checkpoint of step {verdict.step} was replaced while it was judged", remedy="Judge it again.")
             self.area.publish_file(encode_verdict(verdict), folder / VERDICT_NAME)
             if not verdict.valid:
                 self.area.to_quarantine(folder, QUARANTINE_KEEP)
-        self.emit(CheckpointJudged(verdict=verdict))
+        self.ports.emit(CheckpointJudged(verdict=verdict))
         if not verdict.valid:
-            self.emit(CheckpointRemoved(step=verdict.step, reason=f"quarantined: {'; '.join(verdict.reasons)}"[:500]))
+            self.ports.emit(CheckpointRemoved(step=verdict.step, reason=f"quarantined: {'; '.join(verdict.reasons)}"[:500]))
         return verdict

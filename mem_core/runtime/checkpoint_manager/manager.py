@@ -2,13 +2,11 @@
 
 import contextlib
 import threading
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from mem_core.domain.checkpoint import (
     CheckpointDraft,
-    CheckpointExpectation,
     CheckpointInfo,
     CheckpointManifest,
     CheckpointVerdict,
@@ -16,27 +14,21 @@ from mem_core.domain.checkpoint import (
     checkpoint_name,
 )
 from mem_core.domain.errors import InternalError, NoValidCheckpoint, StoreUnavailable
-from mem_core.domain.events import CheckpointCommitted, CheckpointRemoved, Event, Noted
-from mem_core.domain.request import CheckpointSection
+from mem_core.domain.events import CheckpointCommitted, CheckpointRemoved, Noted
 from mem_core.domain.units import format_bytes
-from mem_core.infrastructure.storage.disk import Disk, OsDisk, is_unavailable, remove_tree, unavailable
+from mem_core.infrastructure.storage.disk import is_unavailable, remove_tree, unavailable
 from mem_core.infrastructure.storage.local import make_folders
 from mem_core.runtime.checkpoint_manager.attempt_area import AttemptArea
 from mem_core.runtime.checkpoint_manager.catalog import Catalog
 from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import ManifestDamaged
-from mem_core.runtime.checkpoint_manager.inspection.pickle_scan import DEFAULT_ALLOWED_GLOBALS
-from mem_core.runtime.checkpoint_manager.inspection.tensor_checks import scan_file
 from mem_core.runtime.checkpoint_manager.inspection.validator import Level, Validator
 from mem_core.runtime.checkpoint_manager.judging import Judge
+from mem_core.runtime.checkpoint_manager.ports import CheckpointPorts, CheckpointScope
 from mem_core.runtime.checkpoint_manager.rotation import plan_rotation
 from mem_core.runtime.checkpoint_manager.sealing import Sealer
 
 SPACE_FACTOR = 1.2
 _SMALL_WRITES_BYTES = 1 << 20
-
-
-def _scan_engine_file(path: Path) -> tuple[str, ...]:
-    return scan_file(path, DEFAULT_ALLOWED_GLOBALS)
 
 
 class CheckpointManager:
@@ -51,33 +43,19 @@ class CheckpointManager:
 
     def __init__(
         self,
-        run_folder: Path,
-        run_id: str,
-        attempt: int,
-        section: CheckpointSection,
-        expectation: CheckpointExpectation,
-        *,
-        fence: Callable[[], None],
-        emit: Callable[[Event], object],
+        scope: CheckpointScope,
+        ports: CheckpointPorts,
         validator: Validator,
-        clock: Callable[[], float] = time.time,
-        disk: Disk | None = None,
+        *,
         signature_key: bytes | None = None,
         initial_weights_digest: str = "",
-        held: Callable[[], Collection[int]] = tuple,
-        scan: Callable[[Path], tuple[str, ...]] = _scan_engine_file,
     ) -> None:
-        self._disk: Disk = disk or OsDisk()
-        self._run_folder, self._attempt = run_folder, attempt
-        self._section, self._expectation = section, expectation
-        self._fence, self._emit, self._held, self._clock = fence, emit, held, clock
+        self._scope, self._ports, self._disk = scope, ports, ports.disk
         self._lock = threading.RLock()
-        self._area = AttemptArea(self._disk, run_folder, attempt)
-        self._catalog = Catalog(self._disk, run_folder, run_id, signature_key)
-        self._sealer = Sealer(self._disk, run_id, attempt, expectation, signature_key, clock)
-        self._judge = Judge(
-            self._disk, run_id, self._area, self._catalog, self._lock, fence, emit, validator, scan, initial_weights_digest, clock
-        )
+        self._area = AttemptArea(ports.disk, scope.run_folder, scope.attempt)
+        self._catalog = Catalog(ports.disk, scope.run_folder, scope.run_id, signature_key)
+        self._sealer = Sealer(ports.disk, scope.run_id, scope.attempt, scope.expectation, signature_key, ports.clock)
+        self._judge = Judge(scope.run_id, ports, self._area, self._catalog, self._lock, validator, initial_weights_digest)
         self._opened = False
 
     # -- staging and commit -------------------------------------------------------------------------------------------------------
@@ -92,7 +70,7 @@ class CheckpointManager:
             StoreUnavailable: less than 1.2 times that size is free.
         """
         with self._writing():
-            self._fence()
+            self._ports.fence()
             self._make_room(expected_bytes)
             return self._area.new_save(step)
 
@@ -104,22 +82,22 @@ class CheckpointManager:
         Raises:
             InternalError: a rank's file is missing, or `staging` is not one that `new_staging` of this attempt gave.
         """
-        started_s = self._clock()
+        started_s = self._ports.clock()
         if not self._area.owns_save(staging):
-            raise InternalError(f"{staging} is not a staging folder of attempt {self._attempt}", remedy="Report this as a bug.")
+            raise InternalError(f"{staging} is not a staging folder of attempt {self._scope.attempt}", remedy="Report this as a bug.")
         with self._writing(locked=False):
-            self._fence()
+            self._ports.fence()
             manifest = self._sealer.seal(step, staging, draft)
-            self._fence()
+            self._ports.fence()
             with self._lock:
                 self._publish(step, staging)
                 self._area.drop_saves(step)
         size_bytes = sum(entry.size_bytes for entry in manifest.files)
-        self._emit(
+        self._ports.emit(
             CheckpointCommitted(
                 step=step,
                 size_bytes=size_bytes,
-                duration_s=max(self._clock() - started_s, 0.0),
+                duration_s=max(self._ports.clock() - started_s, 0.0),
                 weights_digest=manifest.weights_digest,
                 trajectory_digest=manifest.position.trajectory_digest,
             )
@@ -133,7 +111,7 @@ class CheckpointManager:
             ManifestDamaged: manifest, signature or any file is not what the manifest says; the folder is removed.
         """
         with self._writing(locked=False):
-            self._fence()
+            self._ports.fence()
             try:
                 present = self._sealer.prove_again(step, staging)
             except ManifestDamaged:
@@ -163,7 +141,7 @@ class CheckpointManager:
 
     def note(self, text: str) -> None:
         """A line in the run's journal about its checkpoints."""
-        self._emit(Noted(text=text))
+        self._ports.emit(Noted(text=text))
 
     # -- validation ---------------------------------------------------------------------------------------------------------------
 
@@ -176,7 +154,7 @@ class CheckpointManager:
             NoValidCheckpoint: there is no complete checkpoint of that step.
         """
         with self._writing(locked=False):
-            return self._judge.validate(step, level or self._section.validation)
+            return self._judge.validate(step, level or self._scope.section.validation)
 
     def newest_valid(self, *, recheck: bool = True) -> CheckpointManifest | None:
         """Where to resume: newest to oldest by number, each skip emitted with its reason, bad ones quarantined.
@@ -189,7 +167,7 @@ class CheckpointManager:
             RequestError: the newest sound one was saved for other ranks, another stage or another model.
         """
         with self._writing(locked=False):
-            return self._judge.newest_valid(self._expectation, self._section.validation, recheck)
+            return self._judge.newest_valid(self._scope.expectation, self._scope.section.validation, recheck)
 
     # -- keeping and looking ------------------------------------------------------------------------------------------------------
 
@@ -198,12 +176,12 @@ class CheckpointManager:
         with self._writing():
             own = self._catalog.own()
             verdicts = {step: verdict for step, (_, verdict) in own.items() if verdict is not None}
-            plan = plan_rotation(tuple(own), verdicts, self._section, self._catalog.pinned() | frozenset(self._held()))
+            plan = plan_rotation(tuple(own), verdicts, self._scope.section, self._catalog.pinned() | frozenset(self._ports.held()))
             for step in plan.remove:
-                self._fence()
+                self._ports.fence()
                 self._remove(step)
             for stuck in self._area.empty_trash():
-                self._emit(Noted(text=f"could not be deleted and will be tried again: {stuck}"))
+                self._ports.emit(Noted(text=f"could not be deleted and will be tried again: {stuck}"))
             return plan
 
     def listing(self) -> tuple[CheckpointInfo, ...]:
@@ -229,7 +207,7 @@ class CheckpointManager:
                 raise NoValidCheckpoint(f"no complete checkpoint of step {step} to pin", remedy="List them with `mem checkpoints list`.")
             if self._disk.kind(self._catalog.pins) is None:
                 self._disk.make_folder(self._catalog.pins)
-                self._disk.sync_folder(self._run_folder)
+                self._disk.sync_folder(self._scope.run_folder)
             self._area.publish_file(b"", self._catalog.pins / checkpoint_name(step))
 
     def unpin(self, step: int) -> None:
@@ -245,24 +223,24 @@ class CheckpointManager:
         try:
             with self._lock:
                 if not self._opened:
-                    self._area.take_over(self._fence)
+                    self._area.take_over(self._ports.fence)
                     self._opened = True
             with self._area.fenced(), self._lock if locked else contextlib.nullcontext():
                 yield
         except OSError as exc:
             if not is_unavailable(exc):
                 raise
-            raise unavailable(exc, self._run_folder, self._disk) from exc
+            raise unavailable(exc, self._scope.run_folder, self._disk) from exc
 
     def _make_room(self, expected_bytes: int) -> None:
         sizes = [sum(entry.size_bytes for entry in manifest.files) for manifest, _ in self._catalog.own().values()]
         needed_bytes = int(SPACE_FACTOR * max(expected_bytes, *sizes[-1:], 0)) + _SMALL_WRITES_BYTES
-        if self._disk.free_bytes(self._run_folder) < needed_bytes:
+        if self._disk.free_bytes(self._scope.run_folder) < needed_bytes:
             self.rotate()
-        free_bytes = self._disk.free_bytes(self._run_folder)
+        free_bytes = self._disk.free_bytes(self._scope.run_folder)
         if free_bytes < needed_bytes:
             raise StoreUnavailable(
-                f"the disk of {self._run_folder} is too full for the next checkpoint",
+                f"the disk of {self._scope.run_folder} is too full for the next checkpoint",
                 field="store",
                 value=f"{format_bytes(free_bytes)} free",
                 bound=f"at least {format_bytes(needed_bytes)} free",
@@ -291,6 +269,6 @@ class CheckpointManager:
         except FileNotFoundError:
             return  # already gone
         except OSError as exc:
-            self._emit(Noted(text=f"checkpoint of step {step} could not be deleted and will be tried again: {exc.strerror or exc}"))
+            self._ports.emit(Noted(text=f"checkpoint of step {step} could not be deleted and will be tried again: {exc.strerror or exc}"))
             return
-        self._emit(CheckpointRemoved(step=step, reason="rotation"))
+        self._ports.emit(CheckpointRemoved(step=step, reason="rotation"))

@@ -18,6 +18,14 @@ SAVE_DEADLINE_S = 1_800.0
 
 
 @dataclass(frozen=True)
+class BornWith:
+    """What every manifest of a run names beside its position: the versions at work, and the data that it was born with."""
+
+    versions: dict[str, str]
+    data_fingerprint: str
+
+
+@dataclass(frozen=True)
 class PendingSave:
     """A segment whose snapshot is being written."""
 
@@ -25,8 +33,7 @@ class PendingSave:
     staging: Path
     group: WorkerGroup
     done: SegmentDone
-    versions: dict[str, str]
-    data_fingerprint: str
+    born_with: BornWith
     parameters: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
@@ -155,8 +162,8 @@ class CheckpointService:
             position=save.done.position,
             weights_digest=self._digest,
             parameters=save.parameters,
-            versions=save.versions,
-            data_fingerprint=save.data_fingerprint,
+            versions=save.born_with.versions,
+            data_fingerprint=save.born_with.data_fingerprint,
         )
 
     def _write_metrics(self, save: PendingSave) -> None:

@@ -17,16 +17,6 @@ class SegmentFailed(Exception):
         self.failure = failure
 
 
-class StopFlag:
-    """Set by a signal handler or a cancel; read by the supervising loop a few times a second."""
-
-    def __init__(self) -> None:
-        self.by = ""
-
-    def __bool__(self) -> bool:
-        return bool(self.by)
-
-
 def already_there(position: TrainingPosition) -> SegmentCompleted:
     """A retry found that the checkpoint was proven after all: nothing is to be done again."""
     return SegmentCompleted(

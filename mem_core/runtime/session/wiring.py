@@ -1,4 +1,4 @@
-"""From a prepared draft to a session: which part gets which other parts."""
+"""From a held run and its data to a session: which part gets which other parts."""
 
 import os
 from dataclasses import replace
@@ -10,91 +10,108 @@ from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.settings import child_environment
 from mem_core.runtime.checkpoint_manager.inspection.validator import IntegrityValidator
 from mem_core.runtime.checkpoint_manager.manager import CheckpointManager
+from mem_core.runtime.checkpoint_manager.ports import CheckpointPorts, CheckpointScope
 from mem_core.runtime.data.values import PreparedData
 from mem_core.runtime.proof.replay_service import ReplayService
 from mem_core.runtime.proof.reshard_service import ReshardService, reshard_run
 from mem_core.runtime.proof.validator_process import ValidatorProcess
 from mem_core.runtime.ranks.worker.protocol import WorkerSpec
 from mem_core.runtime.session.advice_service import AdviceService
-from mem_core.runtime.session.checkpoint_service import CheckpointService
-from mem_core.runtime.session.opening import RunDraft, known
+from mem_core.runtime.session.attempt import Attempt
+from mem_core.runtime.session.checkpoint_service import BornWith, CheckpointService
+from mem_core.runtime.session.ending import Ending
+from mem_core.runtime.session.live_ranks import LiveRanks, RanksSetup, Standing
+from mem_core.runtime.session.memory_service import MemoryService
+from mem_core.runtime.session.opening import Held
 from mem_core.runtime.session.prepare_service import with_model_at_hand
 from mem_core.runtime.session.run_session import RunSession, folded_limits
 from mem_core.runtime.session.segment_service import SegmentService
+from mem_core.runtime.session.segment_watch import SegmentWatch
 from mem_core.runtime.session.skip_list import SkipList
 
 
-def wire(draft: RunDraft, record: RunRecord) -> RunSession:
+def wire(held: Held, request: RuntimeRequest, data: PreparedData, record: RunRecord) -> RunSession:
     """Everything of one attempt. Brings a newer checkpoint from the mirror and converts to another shape where that is due.
 
     Raises:
         StoreUnavailable, RunHeld: the mirror cannot be used. RequestError, NoValidCheckpoint: the conversion is not possible or not proven.
     """
-    request, environment = draft.request, known(draft.environment)
-    state, server, data = known(draft.state), known(draft.server), known(draft.data)
-    key = draft.settings.manifest_key.encode() if draft.settings.manifest_key else None
-    validator = ValidatorProcess(server, IntegrityValidator(signature_key=key))
-    manager = CheckpointManager(
-        state.folder,
-        request.run_id,
-        state.attempt,
-        request.checkpoint,
-        CheckpointExpectation(num_ranks=request.parallel.num_ranks, zero_stage=request.parallel.zero_stage),
-        fence=state.fence,
-        emit=state.emit,
-        validator=validator,
-        held=draft.remote.held if draft.remote is not None else tuple,
-        signature_key=key,
-    )
-    if draft.remote is not None:
-        brought = draft.remote.catch_up(manager)
-        if brought is not None:
-            draft.progress.note(f"the checkpoint of step {brought.step:,} was brought from {draft.remote.mirror.url} and proven")
-    budget = next((item for item in environment.memory if item.kind == "host"), None)
-    limit_bytes = budget.budget_bytes if budget is not None else 0
-    on_valid = draft.remote.submit if draft.remote is not None else lambda step, folder: None
-    remote = draft.remote
-    bring_back = (lambda: remote.catch_up(manager) is not None) if remote is not None else lambda: False
-    checkpoints = CheckpointService(manager, state.folder, limit_bytes, on_valid, bring_back)
-    at_hand = with_model_at_hand(request, draft.settings)
-    spec = replace(_worker_spec(at_hand, environment, data, record), on_built=draft.on_built)
-    if record != state.record():
-        environ = child_environment(draft.settings, device="cpu")
-        live = state.folder / "live" / f"{os.getpid()}-reshard"
-        skips = SkipList(spec, state).batches
-        service = ReshardService(manager, server, spec, live, environ, state.emit, key, draft.on_converted, skips)
-        reshard_run(service, state, record, on_valid)
-    failures, highest_step, pace = folded_limits(state)
+    attempt, environment = held.attempt(request), held.examined.environment
+    validator = ValidatorProcess(held.server, IntegrityValidator(signature_key=_key(held)))
+    manager = _manager(held, request, validator)
+    limit_bytes = next((budget.budget_bytes for budget in environment.memory if budget.kind == "host"), 0)
+    checkpoints = _checkpoints(held, manager, limit_bytes)
+    spec = _worker_spec(held, with_model_at_hand(request, held.order.settings), data, record)
+    skips = SkipList(spec, held.state)
+    if record != held.state.record():
+        _reshard(held, manager, spec, record, skips)
+    failures, highest_step, pace = folded_limits(held.state)
+    standing = Standing(highest_step=highest_step)
+    memory = MemoryService(spec, held.state, attempt.progress)
+    fresh = TrainingPosition(applied_steps=0, batch_index=0, memory_plan_changes=held.order.options.first_plan_changes)
+    ranks = LiveRanks(attempt, RanksSetup(held.server, spec, fresh, limit_bytes), checkpoints, memory, standing)
     segments = SegmentService(
-        server=server,
-        spec=spec,
-        state=state,
+        attempt=attempt,
+        ranks=ranks,
         checkpoints=checkpoints,
-        ledger=draft.ledger,
-        progress=draft.progress,
-        fresh=TrainingPosition(applied_steps=0, batch_index=0),
-        versions=environment.versions,
-        data_fingerprint=data.fingerprint,
-        memory_limit_bytes=limit_bytes,
-        stop=draft.stop,
-        highest_step=highest_step,
+        skips=skips,
+        watch=SegmentWatch(attempt, standing, limit_bytes),
         pace=pace,
+        born_with=BornWith(environment.versions, data.fingerprint),
     )
-    advice = AdviceService(request, environment, state, known(draft.policy), record.default_plan, draft.planner, state.folder / "metrics")
-    live = state.folder / "live" / f"{os.getpid()}-replay"
+    live = held.state.folder / "live" / f"{os.getpid()}-replay"
     validator.replay = ReplayService(
-        server, segments.spec, live, segments.replay_evidence, lambda: segments.skips.batches, lambda: segments.failed_batches
+        held.server, spec, live, ranks.replay_evidence, lambda: skips.batches, lambda: segments.failed_batches
     )  # fmt: skip
-    return RunSession(
-        request=request, environment=environment, state=state, server=server, segments=segments, checkpoints=checkpoints,
-        validator=validator, remote=draft.remote, advice=advice,
-        progress=draft.progress, stop=draft.stop, failures_without_progress=failures,
+    ending = Ending(attempt, segments, validator, held.server, held.remote)
+    return RunSession(attempt, segments, checkpoints, _advice(attempt, held, record), ending, failures)
+
+
+def _key(held: Held) -> bytes | None:
+    text = held.order.settings.manifest_key
+    return text.encode() if text else None
+
+
+def _manager(held: Held, request: RuntimeRequest, validator: ValidatorProcess) -> CheckpointManager:
+    """Of this attempt, with a newer checkpoint from the mirror brought in."""
+    state, remote = held.state, held.remote
+    expectation = CheckpointExpectation(num_ranks=request.parallel.num_ranks, zero_stage=request.parallel.zero_stage)
+    scope = CheckpointScope(state.folder, request.run_id, state.attempt, request.checkpoint, expectation)
+    ports = CheckpointPorts(fence=state.fence, emit=state.emit, held=remote.held if remote is not None else tuple)
+    manager = CheckpointManager(scope, ports, validator, signature_key=_key(held))
+    brought = remote.catch_up(manager) if remote is not None else None
+    if remote is not None and brought is not None:
+        held.order.progress.note(f"the checkpoint of step {brought.step:,} was brought from {remote.mirror.url} and proven")
+    return manager
+
+
+def _checkpoints(held: Held, manager: CheckpointManager, limit_bytes: int) -> CheckpointService:
+    remote = held.remote
+    if remote is None:
+        return CheckpointService(manager, held.state.folder, limit_bytes)
+    return CheckpointService(manager, held.state.folder, limit_bytes, remote.submit, lambda: remote.catch_up(manager) is not None)
+
+
+def _reshard(held: Held, manager: CheckpointManager, spec: WorkerSpec, record: RunRecord, skips: SkipList) -> None:
+    environ = child_environment(held.order.settings, device="cpu")
+    live = held.state.folder / "live" / f"{os.getpid()}-reshard"
+    told = held.order.options.on_converted
+    service = ReshardService(manager, held.server, spec, live, environ, held.state.emit, _key(held), told, skips.batches)
+    reshard_run(service, held.state, record, held.remote.submit if held.remote is not None else lambda step, folder: None)
+
+
+def _advice(attempt: Attempt, held: Held, record: RunRecord) -> AdviceService:
+    examined, metrics = held.examined, held.state.folder / "metrics"
+    return AdviceService(
+        attempt.request, attempt.environment, held.state, examined.policy, record.default_plan, examined.planner, metrics
     )  # fmt: skip
 
 
-def _worker_spec(request: RuntimeRequest, environment: EnvironmentReport, data: PreparedData, record: RunRecord) -> WorkerSpec:
-    return WorkerSpec(
+def _worker_spec(held: Held, request: RuntimeRequest, data: PreparedData, record: RunRecord) -> WorkerSpec:
+    environment: EnvironmentReport = held.examined.environment
+    spec = WorkerSpec(
         request=request, rank=0, num_ranks=request.parallel.num_ranks, device=environment.device, dtype=environment.dtype,
         num_threads=record.threads_per_rank, data_folder=data.train_dir, validation_folder=data.validation_dir,
         pad_token_id=data.pad_token_id, rendezvous="", heartbeat_path="", board_path="", default_plan=record.default_plan,
     )  # fmt: skip
+    return replace(spec, on_built=held.order.options.on_built)

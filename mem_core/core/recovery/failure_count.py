@@ -1,0 +1,33 @@
+"""How often an attempt has failed since something was last proven. Counts only; what follows is the orchestrator's decision."""
+
+from dataclasses import dataclass
+
+from mem_core.domain.segment import SegmentFailure
+
+
+@dataclass
+class FailureCount:
+    """`without_progress`: failed tries since the validated step last advanced; `saves`: failed saves since then.
+
+    `same_batch`: failures in a row that were of one kind and at one batch.
+    """
+
+    without_progress: int = 0
+    saves: int = 0
+    same_batch: int = 0
+    _last: tuple[str, int | None] = ("", None)
+
+    def progressed(self) -> None:
+        """A checkpoint has been proven: everything before it is forgiven."""
+        self.without_progress = self.saves = self.same_batch = 0
+
+    def failed(self, failure: SegmentFailure, *, counts: bool) -> None:
+        """A try came to nothing. `counts`: against the bound on restarts, unless something else bounds it."""
+        self.without_progress += 1 if counts else 0
+        at = (failure.kind, failure.evidence.batch_index)
+        self.same_batch = self.same_batch + 1 if at == self._last else 1
+        self._last = at
+
+    def save_failed(self) -> None:
+        """A save came to nothing while the engine stayed sound."""
+        self.saves += 1
