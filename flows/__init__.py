@@ -1,4 +1,7 @@
-"""The flows, by name: `from flows import endurance`. Loaded on first use, since importing Prefect takes seconds."""
+"""The flows, by name: `from flows import endurance`. Loaded on first use, since importing Prefect takes seconds.
+
+Called by people, notebooks, deployments and `mem`. A flow asks Prefect about its own run and calls tasks; it decides nothing else.
+"""
 
 from importlib import import_module
 from typing import Any

@@ -3,9 +3,11 @@
 import argparse
 import json
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
+from types import FrameType
 
 from flows.commands.output import report_error, run_folder
 from mem_core.domain.errors import InternalError, Interrupted, MemError
@@ -85,7 +87,12 @@ def _serve_verb(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry of the console script; ends the process with the exit code of DESIGN §9."""
+    """Entry of the console script; ends the process with the documented exit code.
+
+    From the first line on, SIGTERM is a wish to stop: whatever is being loaded is left, with a message and the code of a run that can
+    be resumed. A run that trains has a handler of its own, which ends the step and commits.
+    """
+    signal.signal(signal.SIGTERM, _stop_at_once)
     arguments = build_parser().parse_args(argv)
     try:
         code = run_verb(arguments)
@@ -93,8 +100,9 @@ def main(argv: list[str] | None = None) -> None:
         code = report_error(exc, arguments.json)
     except BrokenPipeError:
         code = 0
-    except KeyboardInterrupt:
-        stopped = Interrupted("stopped at once", remedy="The same command starts it again or goes on with it.")
+    except KeyboardInterrupt as exc:
+        by = f" by {exc}" if str(exc) else ""
+        stopped = Interrupted(f"stopped at once{by}", remedy="The same command starts it again or goes on with it.")
         code = report_error(stopped, arguments.json)
     except Exception as exc:  # noqa: BLE001 - the last edge: whatever it is becomes exit 70 with its text
         traceback.print_exc()
@@ -104,6 +112,10 @@ def main(argv: list[str] | None = None) -> None:
     sys.stderr.flush()
     # Prefect's exit handlers wait seconds per queued event when its server is gone; everything of ours is flushed by now.
     os._exit(code)
+
+
+def _stop_at_once(number: int, _: FrameType | None) -> None:
+    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def run_verb(arguments: argparse.Namespace) -> int:

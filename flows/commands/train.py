@@ -105,6 +105,8 @@ def _drive(
 ) -> tuple[RunResult, MemError | None]:
     # Prefect prints each error twice with its whole traceback; the one message for people is ours.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    from prefect.exceptions import ExternalSignal
+
     from flows.endurance_flow import endurance
 
     warnings.filterwarnings("ignore", module="prefect")
@@ -118,8 +120,10 @@ def _drive(
         state.result()
     except MemError as exc:
         return _result_of(folder, exc)
-    except KeyboardInterrupt:
-        return _result_of(folder, Interrupted("stopped at once", remedy="The same command goes on from the last validated checkpoint."))
+    except (KeyboardInterrupt, ExternalSignal) as exc:
+        by = f" by {exc}" if str(exc) else ""
+        remedy = "The same command goes on from the last validated checkpoint."
+        return _result_of(folder, Interrupted(f"stopped at once{by}", remedy=remedy))
     except Exception as exc:  # noqa: BLE001 - the last edge: whatever it is becomes exit 70 with its text
         ended = ended_without_prefect(folder, exc)
         if ended is not None:
