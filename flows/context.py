@@ -13,7 +13,7 @@ from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.errors import MemError, NoProgress, RequestError
 from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.settings import Settings
-from mem_core.runtime.session.opening import Held, RunOrder
+from mem_core.runtime.session.opening.stages import Held, RunOrder
 from tasks.running import DRIVEN, DrivenRun
 
 KEY_VARIABLE = "MEM_PLANNER_KEY_FROM_BLOCK"

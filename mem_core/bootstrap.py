@@ -32,12 +32,12 @@ from mem_core.runtime.data.values import PreparedData
 from mem_core.runtime.models.facts import ModelFacts, describe_model
 from mem_core.runtime.models.numbers import read_model_numbers
 from mem_core.runtime.ranks.local.processes import ForkServer
-from mem_core.runtime.session.opening import Examined, Held, Prepared, RunOrder
-from mem_core.runtime.session.orphans import with_orphans
-from mem_core.runtime.session.prepare_service import prepare_ops, prepare_tokens
-from mem_core.runtime.session.refusals import refuse_other_inputs, refuse_other_machine
+from mem_core.runtime.session.opening.orphans import with_orphans
+from mem_core.runtime.session.opening.prepare_service import prepare_ops, prepare_tokens
+from mem_core.runtime.session.opening.refusals import refuse_other_inputs, refuse_other_machine
+from mem_core.runtime.session.opening.stages import Examined, Held, Prepared, RunOrder
+from mem_core.runtime.session.opening.wiring import wire
 from mem_core.runtime.session.remote_service import RemoteService, fetch_record
-from mem_core.runtime.session.wiring import wire
 
 
 def live_root(request: RuntimeRequest, settings: Settings) -> Path:

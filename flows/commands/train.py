@@ -22,7 +22,7 @@ from mem_core.domain.run import RunResult
 from mem_core.infrastructure.request.file import load_request
 from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.telemetry.progress import ProgressDisplay
-from mem_core.runtime.session.opening import OpeningOptions
+from mem_core.runtime.session.opening.stages import OpeningOptions
 from tasks.running import DRIVEN, Surroundings
 
 

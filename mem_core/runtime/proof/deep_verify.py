@@ -28,7 +28,7 @@ from mem_core.runtime.models.facts import describe_model
 from mem_core.runtime.proof.replay_service import UNRECORDED_STEPS, ReplayService, batch_after
 from mem_core.runtime.ranks.local.processes import ForkServer
 from mem_core.runtime.ranks.worker.protocol import ReplayEvidence, WorkerSpec
-from mem_core.runtime.session.prepare_service import prepare_tokens, with_model_at_hand
+from mem_core.runtime.session.opening.prepare_service import prepare_tokens, with_model_at_hand
 
 Stepping = Callable[[Path, CheckpointManifest], tuple[str, ...]]
 

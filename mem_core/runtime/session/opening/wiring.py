@@ -22,8 +22,8 @@ from mem_core.runtime.session.checkpoint_service import BornWith, CheckpointServ
 from mem_core.runtime.session.ending import Ending
 from mem_core.runtime.session.live_ranks import LiveRanks, RanksSetup, Standing
 from mem_core.runtime.session.memory_service import MemoryService
-from mem_core.runtime.session.opening import Held
-from mem_core.runtime.session.prepare_service import with_model_at_hand
+from mem_core.runtime.session.opening.prepare_service import with_model_at_hand
+from mem_core.runtime.session.opening.stages import Held
 from mem_core.runtime.session.run_session import RunSession, folded_limits
 from mem_core.runtime.session.segment_service import SegmentService
 from mem_core.runtime.session.segment_watch import SegmentWatch
