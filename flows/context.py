@@ -31,9 +31,9 @@ def first_start_unix_s() -> float:
     return start.timestamp() if start is not None else time.time()
 
 
-def request_of_run(request: RuntimeRequest, overrides: dict[str, Any] | None) -> RuntimeRequest:
-    """The request of the current flow run. Raises RequestError."""
-    return settled_request(request, overrides, deployed=is_deployed(), start_unix_s=first_start_unix_s())
+def request_of_run(request: RuntimeRequest, overrides: dict[str, Any] | None, *, refuse: bool = True) -> RuntimeRequest:
+    """The request of the current flow run; see `settled_request`. Raises RequestError."""
+    return settled_request(request, overrides, deployed=is_deployed(), start_unix_s=first_start_unix_s(), refuse=refuse)
 
 
 def flow_run_name() -> str:
@@ -74,6 +74,7 @@ def show_in_prefect(draft: RunDraft) -> None:
     context = FlowRunContext.get()
     if context is None or context.flow_run is None or is_embedded(PREFECT_API_URL.value()):
         return
+    draft.person_at_hand = True
     flow_run, request = context.flow_run, draft.request
     deployed = flow_run.deployment_id is not None
     draft.progress = PrefectView(

@@ -74,7 +74,7 @@ def examine(draft: RunDraft) -> EnvironmentReport:
         MemError: the first failing kind in the order of the exit codes.
     """
     check_policy(draft)
-    report = examine_only(draft.request, draft.settings, allow_reshard=draft.allow_reshard)
+    report = examine_only(draft.request, draft.settings, allow_reshard=draft.allow_reshard, person_at_hand=draft.person_at_hand)
     draft.environment = report
     error = error_of(report)
     if error is not None:
@@ -97,11 +97,15 @@ def check_policy(draft: RunDraft) -> None:
         draft.planner = BackgroundAdvice(planner)
 
 
-def examine_only(request: RuntimeRequest, settings: Settings, *, allow_reshard: bool = False) -> EnvironmentReport:
-    """The doctor's report, whatever it says."""
+def examine_only(
+    request: RuntimeRequest, settings: Settings, *, allow_reshard: bool = False, person_at_hand: bool | None = None
+) -> EnvironmentReport:
+    """The doctor's report, whatever it says. `person_at_hand`: whether the run could put a question to a person; by default where a
+    Prefect server is configured, since the one that a command starts for itself is seen by nobody."""
+    asked = settings.prefect_api_url is not None if person_at_hand is None else person_at_hand
     observations = observe_machine(request, settings, run_root=live_root(request, settings), holder_of=observe_holder)
     model = read_model_numbers(request.model.source, settings.model_cache_dir)
-    report = EnvironmentDoctor().examine(request, observations, model, sniff_data(request))
+    report = EnvironmentDoctor().examine(request, observations, model, sniff_data(request), asked)
     report = with_orphans(report, lambda: remote_store(request, settings, RetryPolicy(attempts=1)), request.run_id)
     return allow_other_shape(report) if allow_reshard else report
 

@@ -43,6 +43,7 @@ class RunDraft:
     planner: BackgroundAdvice | None = None
     remote: RemoteService | None = None
     allow_reshard: bool = False
+    person_at_hand: bool = False  # whether somebody can be asked: who drives the run says so
     on_converted: Callable[[Path], None] = lambda folder: None  # a port: told of a universal checkpoint before it is used
 
     def close(self, error: BaseException | None) -> None:

@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 
+from mem_core.core.policy.local_policy_engine import request_values
 from mem_core.core.run.state_manager import RunRecord
 from mem_core.domain.checkpoint import CheckpointExpectation, TrainingPosition
 from mem_core.domain.environment import EnvironmentReport
@@ -72,7 +73,7 @@ def wire(draft: RunDraft, record: RunRecord) -> RunSession:
         checkpoints=checkpoints,
         ledger=draft.ledger,
         progress=draft.progress,
-        fresh=TrainingPosition(applied_steps=0, batch_index=0),
+        fresh=fresh_position(request),
         versions=environment.versions,
         data_fingerprint=data.fingerprint,
         memory_limit_bytes=limit_bytes,
@@ -90,6 +91,11 @@ def wire(draft: RunDraft, record: RunRecord) -> RunSession:
         validator=validator, remote=draft.remote, advice=advice,
         progress=draft.progress, stop=draft.stop, failures_without_progress=failures,
     )  # fmt: skip
+
+
+def fresh_position(request: RuntimeRequest) -> TrainingPosition:
+    """Step 0. An engine is built with these values, before the first decision: the loss scale is taken there and never again."""
+    return TrainingPosition(applied_steps=0, batch_index=0, hyperparams=request_values(request))
 
 
 def _worker_spec(request: RuntimeRequest, environment: EnvironmentReport, data: PreparedData, record: RunRecord) -> WorkerSpec:

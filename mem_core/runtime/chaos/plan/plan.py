@@ -4,8 +4,8 @@ import random
 from dataclasses import dataclass
 
 from mem_core.domain.errors import RequestError
+from mem_core.domain.fault_kinds import FAULT_KINDS
 from mem_core.domain.request import ChaosSection
-from mem_core.runtime.chaos.plan.kinds import FAULT_KINDS
 
 FIRST_SHARE, LAST_SHARE = 0.02, 0.9
 MAX_FAULTS = 10_000
