@@ -129,20 +129,20 @@ UNSUPPORTED = (
     Capability(
         id="lora",
         asks=_adapters,
-        why="low-rank adapters cannot be trained by this version",
+        why="low-rank adapters are not supported yet",
         allowed="null",
         way_out="Set model.lora to null: every weight is then trained.",
         fields=("model.lora",),
-        in_form="Adapters cannot be trained by this version yet",
+        in_form="Not supported yet: keep null",
     ),
     Capability(
         id="parquet",
         asks=_parquet,
-        why="Parquet files cannot be read by this version",
+        why="parquet is not supported yet",
         allowed="text, jsonl",
         way_out="Convert the file to JSONL, one object a line.",
         fields=("data.format", "data.train", "data.validation"),
-        in_form="Parquet cannot be read by this version yet",
+        in_form="parquet is not supported yet",
     ),
     Capability(
         id="offload_at_stage_0",
@@ -156,11 +156,11 @@ UNSUPPORTED = (
     Capability(
         id="added_loss",
         asks=_added_loss,
-        why="this model adds a part of its own to the loss, which this version does not train on",
+        why="this model adds a part of its own to the loss, which is not supported yet: it would not be trained on",
         allowed="a model whose loss is the cross-entropy of its logits alone",
         way_out="Switch it off in the model's config.json (output_router_logits: false, a coefficient of 0): it is then not asked for.",
         fields=("model.source",),
-        in_form="Losses that a model adds by itself cannot be trained on by this version yet",
+        in_form="losses that a model adds by itself are not supported yet",
         goes_on=True,
     ),
     Capability(
