@@ -22,8 +22,6 @@ def dataset(folder: Path, rows: list[list[int]], masks: list[list[int]] | None) 
     tokens = np.concatenate([np.array(row) for row in rows])
     mask = None if masks is None else np.concatenate([np.uint8(mask) for mask in masks])
     writer.write(tokens, np.array([len(row) for row in rows]), mask)
-        tokens, np.array([len(row) for row in rows]), None if masks is None else np.concatenate([np.uint8(mask) for mask in masks])
-    )
     writer.finish()
     return TokenDataset.open(folder)
 
