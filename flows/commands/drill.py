@@ -42,7 +42,7 @@ def carry_out_drill(request: RuntimeRequest, seed: int | None = None) -> DrillRe
     settings = Settings.from_environment()
     section = request.chaos or ChaosSection()
     section = section if seed is None else section.model_copy(update={"seed": seed})
-    environment = examine_only(request.model_copy(update={"chaos": None}), settings)
+    environment = examine_only(request, settings)
     error = error_of(environment)
     if error is not None:
         raise error

@@ -104,7 +104,8 @@ def estimate_memory(
 
 
 def trained_parameters(model: ModelNumbers, request: RuntimeRequest) -> int:
-    """Parameters that get gradients: as stated, else with LoRA 2 hidden x rank for each target module of each layer, else all."""
+    """Parameters that get gradients, by size alone: as stated, else with LoRA 2 hidden x rank for each target module of each layer,
+    else all. In a rank `Trainable` marks them."""
     lora = request.model.lora
     if model.num_trainable_parameters is not None or lora is None:
         return model.num_trainable_parameters or model.num_parameters
