@@ -60,7 +60,8 @@ def examine(order: RunOrder) -> Examined:
     refuse_passwords(order.request.model_dump(mode="json"))
     engine = policy_engine(order.request.policy.file)
     planner = _planner(order)
-    report = examine_only(order.request, order.settings, allow_reshard=order.options.allow_reshard)
+    options = order.options
+    report = examine_only(order.request, order.settings, allow_reshard=options.allow_reshard, person_at_hand=options.person_at_hand)
     error = error_of(report)
     if error is not None:
         raise error
@@ -80,11 +81,15 @@ def _planner(order: RunOrder) -> BackgroundAdvice | None:
     return BackgroundAdvice(build_planner(section, default_base_url=order.settings.planner_base_url, api_key=key))
 
 
-def examine_only(request: RuntimeRequest, settings: Settings, *, allow_reshard: bool = False) -> EnvironmentReport:
-    """The doctor's report, whatever it says."""
+def examine_only(
+    request: RuntimeRequest, settings: Settings, *, allow_reshard: bool = False, person_at_hand: bool | None = None
+) -> EnvironmentReport:
+    """The doctor's report, whatever it says. `person_at_hand`: whether the run could put a question to a person; by default where a
+    Prefect server is configured, since the one that a command starts for itself is seen by nobody."""
+    asked = settings.prefect_api_url is not None if person_at_hand is None else person_at_hand
     observations = observe_machine(request, settings, run_root=live_root(request, settings), holder_of=observe_holder)
     model = read_model_numbers(request.model.source, settings.model_cache_dir)
-    report = EnvironmentDoctor().examine(request, observations, model, sniff_data(request))
+    report = EnvironmentDoctor().examine(request, observations, model, sniff_data(request), asked)
     report = with_orphans(report, lambda: remote_store(request, settings, RetryPolicy(attempts=1)), request.run_id)
     return allow_other_shape(report) if allow_reshard else report
 

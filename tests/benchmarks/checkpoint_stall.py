@@ -48,7 +48,7 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> dict[str, float]:
     config = engine_config(request, "float32", MemoryPlan(micro_batch_rows=1), Hyperparams(), num_parameters)
     engine = Engine(model, config, request.training)
     ids = torch.from_numpy(np.arange(64)[None].astype(np.int64))
-    engine.backward(engine.forward(input_ids=ids).float().logsumexp(-1).mean())
+    engine.backward(engine.forward(input_ids=ids).logits.float().logsumexp(-1).mean())
     engine.step()
     ours_engine = engine.raw.checkpoint_engine
     scope = CheckpointScope(scratch / "run", "stall", 1, CheckpointSection(), CheckpointExpectation(num_ranks=1, zero_stage=1))

@@ -25,6 +25,7 @@ from mem_core.domain.request import RuntimeRequest
 from mem_core.runtime.data.serving.splits import split_batch
 from mem_core.runtime.deepspeed.engine import Engine, initialise_distributed
 from mem_core.runtime.deepspeed.engine_config import engine_config
+from mem_core.runtime.deepspeed.objective import NextToken
 from mem_core.runtime.deepspeed.passes import Passes
 from mem_core.runtime.models.build import build_model
 
@@ -92,7 +93,7 @@ def main() -> None:
 def measure(engine: Engine, request: RuntimeRequest, arguments: argparse.Namespace) -> None:
     """Train every batch under both plans."""
     documents = Documents(long_tailed(arguments.rows * (arguments.batches + 1), arguments.length, seed=0))
-    passes = Passes(engine, documents, torch.device("cpu"), arguments.length, 0)  # type: ignore[arg-type]
+    passes = Passes(engine, documents, torch.device("cpu"), arguments.length, NextToken(0))  # type: ignore[arg-type]
     plans = {
         "fixed": MemoryPlan(micro_batch_rows=arguments.safe_rows),
         "in order": MemoryPlan(micro_batch_rows=arguments.safe_rows),

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mem_core.runtime.data.serving.collate import collate
 from mem_core.runtime.data.serving.dataset import TokenDataset
 from mem_core.runtime.deepspeed.passes import Passes
 from mem_core.runtime.ranks.worker.classify import memory_kind
@@ -43,7 +42,7 @@ class Evaluation:
         ids = mine if len(mine) else np.zeros(1, dtype=np.int64)
         weight = 1.0 if len(mine) else 0.0
         loss = self._loss(data, ids, self._padded(data, turn * batch_size, min((turn + 1) * batch_size, len(data))))
-        return torch.tensor([loss * weight, float(np.asarray(data.trained_tokens[ids]).sum()) * weight], dtype=torch.float64)
+        return torch.tensor([loss * weight, float(self._passes.objective.weight(data, ids)) * weight], dtype=torch.float64)
 
     def _padded(self, data: TokenDataset, start: int, stop: int) -> int:
         """One length for the whole batch, so that all ranks make passes of the same shape."""
@@ -75,4 +74,4 @@ class Evaluation:
         return total
 
     def _pass(self, data: TokenDataset, ids: np.ndarray, length: int) -> float:
-        return float(self._passes.loss(collate(data, ids, tuple(range(len(ids))), length, self._spec.pad_token_id)))
+        return float(self._passes.loss(data, ids, tuple(range(len(ids))), length))

@@ -21,10 +21,12 @@ from mem_core.runtime.deepspeed.engine import Engine, NonFiniteGradient, initial
 from mem_core.runtime.deepspeed.engine_config import engine_config, is_universal
 from mem_core.runtime.deepspeed.evaluation import Evaluation
 from mem_core.runtime.deepspeed.first_plan import FirstPlan
+from mem_core.runtime.deepspeed.objective import objective_of
 from mem_core.runtime.deepspeed.passes import Passes
 from mem_core.runtime.deepspeed.schedule import learning_rate
 from mem_core.runtime.deepspeed.snapshot import Snapshot
 from mem_core.runtime.deepspeed.step_columns import StepColumns
+from mem_core.runtime.deepspeed.trainable import trainable_of
 from mem_core.runtime.deepspeed.trajectory import Split, chain_step
 from mem_core.runtime.memory.adaptive_memory import AdaptiveMemory, RecordEvents, release_free_memory
 from mem_core.runtime.models.build import build_model
@@ -80,16 +82,20 @@ class DeepSpeedRunner:
         self.beat("start")
         initialise_distributed(spec.rank, spec.num_ranks, spec.device, spec.rendezvous)
         plan = self.memory.plan(position)
+        trainable = trainable_of(self.request)
         model = build_model(
             self.request.model, self.request.data.sequence_length, self.request.training.seed, spec.dtype, plan.activation_checkpointing
         ).to(self._device)
-        model.train()
+        trainable.choose(model).train()
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         config = engine_config(self.request, spec.dtype, plan, position.hyperparams, num_parameters, is_universal(folder))
-        self.engine = Engine(model, config, self.request.training, activation_checkpointing=plan.activation_checkpointing)
+        self.engine = Engine(
+            model, config, self.request.training, activation_checkpointing=plan.activation_checkpointing, trainable=trainable
+        )
         if self.request.model.compile == "on":
             self.engine.compile()
-        self._passes = Passes(self.engine, self._data, self._device, self.request.data.sequence_length, spec.pad_token_id)
+        objective = objective_of(self.request, spec.pad_token_id)
+        self._passes = Passes(self.engine, self._data, self._device, self.request.data.sequence_length, objective)
         self.build_s = time.monotonic() - started_s
         self.beat("restore")
         if folder is not None:
@@ -169,7 +175,7 @@ class DeepSpeedRunner:
         index = position.batch_index
         ids = sample_ids(training.seed, index, training.global_batch_size, len(self._data))
         lengths = np.asarray(self._data.lengths[ids])
-        trained_tokens = int(np.asarray(self._data.trained_tokens[ids]).sum())
+        trained_tokens = self._passes.objective.weight(self._data, ids)
         rate = learning_rate(training, index) * hyperparams.lr_multiplier
         self.engine.set_learning_rate(rate)
         loss, split = self._accumulate(ids, lengths, trained_tokens)

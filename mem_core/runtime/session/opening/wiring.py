@@ -3,9 +3,11 @@
 import os
 from dataclasses import replace
 
+from mem_core.core.policy.local_policy_engine import request_values
 from mem_core.core.run.state_manager import RunRecord
 from mem_core.domain.checkpoint import CheckpointExpectation, TrainingPosition
 from mem_core.domain.environment import EnvironmentReport
+from mem_core.domain.plan import MemoryPlanChange
 from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.settings import child_environment
 from mem_core.runtime.checkpoint_manager.inspection.validator import IntegrityValidator
@@ -48,7 +50,7 @@ def wire(held: Held, request: RuntimeRequest, data: PreparedData, record: RunRec
     failures, highest_step, pace = folded_limits(held.state)
     standing = Standing(highest_step=highest_step)
     memory = MemoryService(spec, held.state, attempt.progress)
-    fresh = TrainingPosition(applied_steps=0, batch_index=0, memory_plan_changes=held.order.options.first_plan_changes)
+    fresh = fresh_position(request, held.order.options.first_plan_changes)
     ranks = LiveRanks(attempt, RanksSetup(held.server, spec, fresh, limit_bytes), checkpoints, memory, standing)
     segments = SegmentService(
         attempt=attempt,
@@ -65,6 +67,12 @@ def wire(held: Held, request: RuntimeRequest, data: PreparedData, record: RunRec
     )  # fmt: skip
     ending = Ending(attempt, segments, validator, held.server, held.remote)
     return RunSession(attempt, segments, checkpoints, _advice(attempt, held, record), ending, failures)
+
+
+def fresh_position(request: RuntimeRequest, first_plan_changes: tuple[MemoryPlanChange, ...] = ()) -> TrainingPosition:
+    """Step 0. An engine is built with these values, before the first decision: the loss scale is taken there and never again."""
+    values = request_values(request)
+    return TrainingPosition(applied_steps=0, batch_index=0, hyperparams=values, memory_plan_changes=first_plan_changes)
 
 
 def _key(held: Held) -> bytes | None:
