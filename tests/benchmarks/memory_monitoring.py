@@ -20,6 +20,8 @@ from mem_core.infrastructure.machine.memory_probe import ProcessMeter
 from mem_core.runtime.memory.adaptive_memory import AdaptiveMemory
 from mem_core.runtime.ranks.local.board import Board
 from mem_core.runtime.ranks.local.memory_board import MemoryBoard
+from mem_core.runtime.ranks.local.places import local_place
+from mem_core.runtime.ranks.worker.device import open_device
 from mem_core.runtime.ranks.worker.protocol import WorkerSpec
 
 STEP_S = 0.005
@@ -29,11 +31,12 @@ def adaptive(folder: Path, budget_bytes: int | None) -> AdaptiveMemory:
     """As a rank has it, under a budget."""
     request = RuntimeRequest.model_validate({"run_id": "bench", "store": "/tmp", "device": "cpu", "memory": {"budget": budget_bytes}})
     spec = WorkerSpec(
-        request=request, rank=0, num_ranks=1, device="cpu", dtype="float32", num_threads=1, data_folder="", validation_folder=None,
-        pad_token_id=0, rendezvous="", heartbeat_path="", board_path="", default_plan=MemoryPlan(micro_batch_rows=8),
+        request=request, device="cpu", dtype="float32", num_threads=1, data_folder="", validation_folder=None,
+        pad_token_id=0, default_plan=MemoryPlan(micro_batch_rows=8),
     )  # fmt: skip
     board = MemoryBoard(Board.create(folder / "board").page, 0, 1)
-    memory = AdaptiveMemory(spec, board, PlanBounds(most_rows=8, longest_tokens=128), lambda events: None)
+    place = local_place(folder, "cpu", 0, 1)
+    memory = AdaptiveMemory(spec, place, open_device(place), board, PlanBounds(most_rows=8, longest_tokens=128), lambda events: None)
     memory.begin(TrainingPosition(applied_steps=0, batch_index=0), 0, None)
     return memory
 

@@ -9,20 +9,21 @@ from pathlib import Path
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.segment import Evidence, WorkerError
 from mem_core.runtime.ranks.local.heartbeat import HeartbeatWriter
-from mem_core.runtime.ranks.worker.protocol import Evaluate, Evaluated, Failed, Ready, Restore, Saved, SegmentDone, Stop, Train, WorkerSpec
+from mem_core.runtime.ranks.place import RankPlace
+from mem_core.runtime.ranks.worker.protocol import Evaluate, Evaluated, Failed, Ready, Restore, Saved, SegmentDone, Stop, Train
 
 GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242"
 
 
 def obedient(connection: Connection) -> None:
     """Answers every command at once and saves what it is told to."""
-    serve(connection, lambda spec, command, beat: None)
+    serve(connection, lambda place, command, beat: None)
 
 
 def serve(connection: Connection, before_train) -> None:  # type: ignore[no-untyped-def]
-    """The protocol of a rank; `before_train(spec, command, heartbeat)` may misbehave, or return a reply to send instead."""
-    spec: WorkerSpec = connection.recv()
-    heartbeat = HeartbeatWriter(Path(spec.heartbeat_path))
+    """The protocol of a rank; `before_train(place, command, heartbeat)` may misbehave, or return a reply to send instead."""
+    _, place = connection.recv()
+    heartbeat = HeartbeatWriter(Path(place.heartbeat_path))
     heartbeat.beat("idle")
     while True:
         try:
@@ -37,10 +38,10 @@ def serve(connection: Connection, before_train) -> None:  # type: ignore[no-unty
             case Evaluate():
                 connection.send(Evaluated(1.5))
             case Train():
-                reply = before_train(spec, command, heartbeat)
+                reply = before_train(place, command, heartbeat)
                 connection.send(reply or done(command.until_step))
                 if command.staging and reply is None:
-                    connection.send(Saved(step=command.until_step, weights_digest="d" if spec.rank == 0 else ""))
+                    connection.send(Saved(step=command.until_step, weights_digest="d" if place.rank == 0 else ""))
 
 
 def done(step: int) -> SegmentDone:
@@ -51,9 +52,9 @@ def done(step: int) -> SegmentDone:
 def dies_by_signal(connection: Connection) -> None:
     """Rank 1 is killed in its first segment; rank 0 then says what gloo says, a moment before or after the death is seen."""
 
-    def before(spec: WorkerSpec, command: Train, beat: HeartbeatWriter) -> Failed | None:
+    def before(place: RankPlace, command: Train, beat: HeartbeatWriter) -> Failed | None:
         beat.beat("step", 7, 7)
-        if spec.rank == 1:
+        if place.rank == 1:
             time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGKILL)
         evidence = Evidence(rank=0, phase="backward", exception=GLOO)
@@ -65,7 +66,7 @@ def dies_by_signal(connection: Connection) -> None:
 def exits(connection: Connection) -> None:
     """Says its last words and exits with 7 in the first segment."""
 
-    def before(spec: WorkerSpec, command: Train, beat: HeartbeatWriter) -> None:
+    def before(place: RankPlace, command: Train, beat: HeartbeatWriter) -> None:
         print("the last words of a rank", flush=True)
         os._exit(7)
 
@@ -75,9 +76,9 @@ def exits(connection: Connection) -> None:
 def stops_itself(connection: Connection) -> None:
     """Rank 1 is stopped in its first segment; the others wait for it."""
 
-    def before(spec: WorkerSpec, command: Train, beat: HeartbeatWriter) -> None:
+    def before(place: RankPlace, command: Train, beat: HeartbeatWriter) -> None:
         beat.beat("step", 3, 3, step_s=0.01)
-        if spec.rank == 1:
+        if place.rank == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(60)
 
@@ -87,7 +88,7 @@ def stops_itself(connection: Connection) -> None:
 def waits_for_ever(connection: Connection) -> None:
     """Nobody computes, nobody speaks: a dead-lock."""
 
-    def before(spec: WorkerSpec, command: Train, beat: HeartbeatWriter) -> None:
+    def before(place: RankPlace, command: Train, beat: HeartbeatWriter) -> None:
         beat.beat("step", 3, 3, step_s=0.01)
         time.sleep(60)
 
@@ -97,11 +98,11 @@ def waits_for_ever(connection: Connection) -> None:
 def computes_slowly(connection: Connection) -> None:
     """Rank 1 computes for 5 s without a word while rank 0 waits for it, then all goes on."""
 
-    def before(spec: WorkerSpec, command: Train, beat: HeartbeatWriter) -> None:
+    def before(place: RankPlace, command: Train, beat: HeartbeatWriter) -> None:
         beat.beat("step", 3, 3, step_s=0.01)
         end = time.monotonic() + 5.0
         while time.monotonic() < end:
-            if spec.rank == 0:
+            if place.rank == 0:
                 time.sleep(0.1)
 
     serve(connection, before)
@@ -118,7 +119,7 @@ def stubborn(connection: Connection) -> None:
 def saves_then_dies(connection: Connection) -> None:
     """Every file is written and said to be, then the rank is killed."""
 
-    def before(spec: WorkerSpec, command: Train, beat: HeartbeatWriter) -> None:
+    def before(place: RankPlace, command: Train, beat: HeartbeatWriter) -> None:
         connection.send(done(command.until_step))
         connection.send(Saved(step=command.until_step, weights_digest="d"))
         os.kill(os.getpid(), signal.SIGKILL)

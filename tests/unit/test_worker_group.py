@@ -49,10 +49,10 @@ def group_of(server: ForkServer, tmp_path: Path) -> Iterator[Callable[..., Worke
 def new_group(
     server: ForkServer, live: Path, entry: str, num_ranks: int = 1, try_number: int = 1, segment_deadline_s: float | str = "auto"
 ) -> WorkerGroup:
-    request = RuntimeRequest.model_validate({"run_id": "x", "resilience": {"segment_deadline_s": segment_deadline_s}})
+    sections = {"parallel": {"num_ranks": num_ranks}, "training": {"global_batch_size": 12}}
+    request = RuntimeRequest.model_validate({"run_id": "x", "resilience": {"segment_deadline_s": segment_deadline_s}} | sections)
     spec = WorkerSpec(
-        request=request, rank=0, num_ranks=num_ranks, device="cpu", dtype="float32", num_threads=1, data_folder="",
-        validation_folder=None, pad_token_id=0, rendezvous="", heartbeat_path="", board_path="",
+        request=request, device="cpu", dtype="float32", num_threads=1, data_folder="", validation_folder=None, pad_token_id=0,
         default_plan=MemoryPlan(micro_batch_rows=8),
     )  # fmt: skip
     return WorkerGroup(server, spec, live / str(os.getpid()), try_number, hang_factor=5.0, entry=f"scripted_rank:{entry}")

@@ -62,7 +62,7 @@ def stepping(folder: Path, settings: Settings, say: Callable[[str], None], serve
             evidence = recorded_steps(columns, newest, manifest, skips) if same_shape else None
             say(f"step {manifest.step:>9,}  restoring; {len(evidence.losses) if evidence else 'no'} recorded steps to compare with")
             position = manifest.position.model_copy(update={"memory_plan_changes": newest.memory_plan_changes}) if evidence else None
-            shaped = replace(spec, request=with_shape(spec.request, manifest.num_ranks, manifest.zero_stage), num_ranks=manifest.num_ranks)
+            shaped = replace(spec, request=with_shape(spec.request, manifest.num_ranks, manifest.zero_stage))
             live = Path(temporary) / f"live-{tries[0]}"
             replay = ReplayService(used, shaped, live, lambda number, deadline_s: evidence, lambda: skips, lambda: failed)
             return replay(path, manifest.model_copy(update={"position": position}) if position else manifest)
@@ -89,9 +89,9 @@ def spec_of(record: RunRecord, settings: Settings) -> WorkerSpec:
         )
     at_hand = with_model_at_hand(request, settings)
     return WorkerSpec(
-        request=at_hand, rank=0, num_ranks=request.parallel.num_ranks, device=record.device, dtype=record.dtype,  # type: ignore[arg-type]
+        request=at_hand, device=record.device, dtype=record.dtype,  # type: ignore[arg-type]
         num_threads=record.threads_per_rank, data_folder=data.train_dir, validation_folder=None, pad_token_id=data.pad_token_id,
-        rendezvous="", heartbeat_path="", board_path="", default_plan=record.default_plan,
+        default_plan=record.default_plan,
     )  # fmt: skip
 
 

@@ -122,9 +122,7 @@ class ReshardService:
 
     def _prove(self, manifest: CheckpointManifest, staging: Path) -> None:
         """Two steps in the old shape from the old files, two in the new from the new files; raises where they differ."""
-        old = replace(
-            self.spec, request=with_shape(self.spec.request, manifest.num_ranks, manifest.zero_stage), num_ranks=manifest.num_ranks
-        )
+        old = replace(self.spec, request=with_shape(self.spec.request, manifest.num_ranks, manifest.zero_stage))
         before = self._steps(old, self.manager.path_of(manifest.step), manifest)
         after = self._steps(self.spec, staging, manifest)
         reasons = differences(before, after, RELATIVE_TOLERANCE[self.spec.dtype])

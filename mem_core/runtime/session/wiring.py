@@ -1,7 +1,6 @@
 """From a prepared draft to a session: which part gets which other parts."""
 
 import os
-from dataclasses import replace
 
 from mem_core.core.run.state_manager import RunRecord
 from mem_core.domain.checkpoint import CheckpointExpectation, TrainingPosition
@@ -57,7 +56,7 @@ def wire(draft: RunDraft, record: RunRecord) -> RunSession:
     bring_back = (lambda: remote.catch_up(manager) is not None) if remote is not None else lambda: False
     checkpoints = CheckpointService(manager, state.folder, limit_bytes, on_valid, bring_back)
     at_hand = with_model_at_hand(request, draft.settings)
-    spec = replace(_worker_spec(at_hand, environment, data, record), on_built=draft.on_built)
+    spec = _worker_spec(at_hand, environment, data, record, draft.on_built)
     if record != state.record():
         environ = child_environment(draft.settings, device="cpu")
         live = state.folder / "live" / f"{os.getpid()}-reshard"
@@ -92,9 +91,11 @@ def wire(draft: RunDraft, record: RunRecord) -> RunSession:
     )  # fmt: skip
 
 
-def _worker_spec(request: RuntimeRequest, environment: EnvironmentReport, data: PreparedData, record: RunRecord) -> WorkerSpec:
+def _worker_spec(
+    request: RuntimeRequest, environment: EnvironmentReport, data: PreparedData, record: RunRecord, on_built: str
+) -> WorkerSpec:
     return WorkerSpec(
-        request=request, rank=0, num_ranks=request.parallel.num_ranks, device=environment.device, dtype=environment.dtype,
-        num_threads=record.threads_per_rank, data_folder=data.train_dir, validation_folder=data.validation_dir,
-        pad_token_id=data.pad_token_id, rendezvous="", heartbeat_path="", board_path="", default_plan=record.default_plan,
+        request=request, device=environment.device, dtype=environment.dtype, num_threads=record.threads_per_rank,
+        data_folder=data.train_dir, validation_folder=data.validation_dir, pad_token_id=data.pad_token_id,
+        default_plan=record.default_plan, on_built=on_built,
     )  # fmt: skip

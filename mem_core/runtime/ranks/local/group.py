@@ -6,7 +6,6 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from mem_core.infrastructure.machine.process_facts import start_ticks, tail
 from mem_core.runtime.ranks.local.board import Board
 from mem_core.runtime.ranks.local.first_cause import first_cause, is_echo
 from mem_core.runtime.ranks.local.heartbeat import Heartbeat, HeartbeatReader
+from mem_core.runtime.ranks.local.places import local_place
 from mem_core.runtime.ranks.local.processes import ChildProcess, ForkServer
 from mem_core.runtime.ranks.local.pump import ReplyPump
 from mem_core.runtime.ranks.local.silence import SilenceWatch
@@ -94,19 +94,11 @@ class WorkerGroup:
         self._pump = ReplyPump(self._children, f"worker-group-{try_number}")
 
     def _start_rank(self, spec: WorkerSpec, rank: int) -> None:
-        heartbeat = self._folder / f"rank-{rank}.heartbeat"
+        place = local_place(self._folder, spec.device, rank, spec.num_ranks)
         child = self._server.fork(self._entry, f"rank-{rank}.log")
-        child.connection.send(
-            replace(
-                spec,
-                rank=rank,
-                rendezvous=str(self._folder / "rendezvous"),
-                heartbeat_path=str(heartbeat),
-                board_path=str(self._folder / "board"),
-            )
-        )
+        child.connection.send((spec, place))
         self._children.append(child)
-        self._readers.append(HeartbeatReader(heartbeat))
+        self._readers.append(HeartbeatReader(Path(place.heartbeat_path)))
 
     @property
     def pids(self) -> list[int]:
