@@ -15,8 +15,10 @@ from mem_core.domain.plan import Hyperparams, MemoryPlan
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.segment import Hung, WorkerLost
 from mem_core.infrastructure.machine.process_facts import start_ticks
-from mem_core.runtime.ranks.local.group import GroupFailed, WorkerGroup
+from mem_core.runtime.ranks.local.group import WorkerGroup
 from mem_core.runtime.ranks.local.processes import ForkServer
+from mem_core.runtime.ranks.local.ranks import LocalRanks
+from mem_core.runtime.ranks.port import GroupFailed, Watch
 from mem_core.runtime.ranks.worker.protocol import Train, WorkerSpec
 
 START = TrainingPosition(applied_steps=0, batch_index=0)
@@ -25,8 +27,7 @@ START = TrainingPosition(applied_steps=0, batch_index=0)
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     """A fork server with nothing imported."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
-    server = ForkServer.start(environment, tmp_path_factory.mktemp("logs"), preload=())
+    server = ForkServer.start(dict(os.environ), tmp_path_factory.mktemp("logs"), preload=())
     yield server
     server.close()
 
@@ -37,8 +38,7 @@ def group_of(server: ForkServer, tmp_path: Path) -> Iterator[Callable[..., Worke
     groups: list[WorkerGroup] = []
 
     def make(entry: str, num_ranks: int = 1, segment_deadline_s: float | str = "auto") -> WorkerGroup:
-        number = len(groups) + 1
-        groups.append(new_group(server, tmp_path / "live", entry, num_ranks, try_number=number, segment_deadline_s=segment_deadline_s))
+        groups.append(new_group(server, tmp_path / "live", entry, num_ranks, segment_deadline_s))
         return groups[-1]
 
     yield make
@@ -46,16 +46,14 @@ def group_of(server: ForkServer, tmp_path: Path) -> Iterator[Callable[..., Worke
         group.stop()
 
 
-def new_group(
-    server: ForkServer, live: Path, entry: str, num_ranks: int = 1, try_number: int = 1, segment_deadline_s: float | str = "auto"
-) -> WorkerGroup:
+def new_group(server: ForkServer, live: Path, entry: str, num_ranks: int = 1, segment_deadline_s: float | str = "auto") -> WorkerGroup:
     sections = {"parallel": {"num_ranks": num_ranks}, "training": {"global_batch_size": 12}}
     request = RuntimeRequest.model_validate({"run_id": "x", "resilience": {"segment_deadline_s": segment_deadline_s}} | sections)
     spec = WorkerSpec(
         request=request, device="cpu", dtype="float32", num_threads=1, data_folder="", validation_folder=None, pad_token_id=0,
         default_plan=MemoryPlan(micro_batch_rows=8),
     )  # fmt: skip
-    return WorkerGroup(server, spec, live / str(os.getpid()), try_number, hang_factor=5.0, entry=f"scripted_rank:{entry}")
+    return LocalRanks(server, live, f"mem_core.testing.scripted_rank:{entry}").start(spec, Watch())
 
 
 def train(group: WorkerGroup, until_step: int = 10, staging: str | None = None) -> int:
@@ -230,8 +228,7 @@ def test_thirty_groups_leave_no_descriptor_and_no_thread_behind(server: ForkServ
 
 def test_a_fork_server_that_was_killed_is_replaced(tmp_path: Path) -> None:
     """Its children die with it, and the next group stands on a new one; closing ends that one too."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
-    server = ForkServer.start(environment, tmp_path / "logs", preload=())
+    server = ForkServer.start(dict(os.environ), tmp_path / "logs", preload=())
     try:
         group = new_group(server, tmp_path / "live", "obedient", 2)
         group.restore(None, START)
@@ -240,7 +237,7 @@ def test_a_fork_server_that_was_killed_is_replaced(tmp_path: Path) -> None:
         assert gone([*pids, first])
         failure = failure_of(group)
         assert isinstance(failure, WorkerLost)
-        replacement = new_group(server, tmp_path / "live", "obedient", 2, try_number=2)
+        replacement = new_group(server, tmp_path / "live", "obedient", 2)
         assert replacement.restore(None, START).applied_steps == 0
         assert server.pid != first
         pids = replacement.pids

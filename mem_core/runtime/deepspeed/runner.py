@@ -29,9 +29,9 @@ from mem_core.runtime.deepspeed.step_columns import StepColumns
 from mem_core.runtime.deepspeed.trajectory import Split, chain_step
 from mem_core.runtime.memory.adaptive_memory import AdaptiveMemory, RecordEvents
 from mem_core.runtime.ranks.local.board import Board
-from mem_core.runtime.ranks.local.heartbeat import HeartbeatWriter
 from mem_core.runtime.ranks.local.memory_board import MemoryBoard
 from mem_core.runtime.ranks.place import RankPlace
+from mem_core.runtime.ranks.port import Pulse
 from mem_core.runtime.ranks.worker.classify import classify, memory_kind
 from mem_core.runtime.ranks.worker.device import LocalDevice
 from mem_core.runtime.ranks.worker.protocol import ReplayEvidence, Saved, SegmentDone, Train, WorkerSpec
@@ -61,7 +61,7 @@ class DeepSpeedRunner:
     """One rank's engine, data and position. Used again over segments; thrown away with its process after any failure."""
 
     def __init__(
-        self, spec: WorkerSpec, place: RankPlace, device: LocalDevice, heartbeat: HeartbeatWriter, board: Board, record: RecordEvents
+        self, spec: WorkerSpec, place: RankPlace, device: LocalDevice, heartbeat: Pulse, board: Board, record: RecordEvents
     ) -> None:
         self.spec = spec
         self.place = place
@@ -191,9 +191,9 @@ class DeepSpeedRunner:
             index, self.position.applied_steps, loss, norm, rate, trained_tokens, step_s, len(split[0]), reading.peak_bytes, split
         )  # fmt: skip
         self._heartbeat.beat(
-            "step", self.position.batch_index, self.position.applied_steps, len(split[0]), loss * self.place.num_ranks,
-            norm or 0.0, rate, self.position.tokens, reading.used_bytes, step_s, reading.peak_bytes,
-            self._computed_s - started_s,
+            "step", self.position.batch_index, self.position.applied_steps, micro_batches=len(split[0]),
+            loss=loss * self.place.num_ranks, grad_norm=norm or 0.0, learning_rate=rate, tokens=self.position.tokens,
+            memory_bytes=reading.used_bytes, step_s=step_s, peak_bytes=reading.peak_bytes, compute_s=self._computed_s - started_s,
         )  # fmt: skip
 
     def _accumulate(self, ids: np.ndarray, lengths: np.ndarray, trained_tokens: int) -> tuple[float, Split]:

@@ -20,7 +20,7 @@ from mem_core.domain.run import RunResult
 from mem_core.domain.segment import Evidence, NonFinite, SaveFailed, SegmentCompleted, SegmentFailure, SegmentInterrupted
 from mem_core.infrastructure.telemetry.progress import Progress as ProgressPort
 from mem_core.runtime.proof.validator_process import ValidatorProcess
-from mem_core.runtime.ranks.local.processes import ForkServer
+from mem_core.runtime.ranks.port import Ranks
 from mem_core.runtime.session.advice_service import AdviceService
 from mem_core.runtime.session.checkpoint_service import CheckpointService, SaveResult
 from mem_core.runtime.session.remote_service import RemoteService
@@ -38,7 +38,7 @@ class RunSession:
     request: RuntimeRequest
     environment: EnvironmentReport
     state: StateManager
-    server: ForkServer
+    ranks: Ranks
     segments: SegmentService
     checkpoints: CheckpointService
     validator: ValidatorProcess
@@ -208,7 +208,7 @@ class RunSession:
             self.closed = True
             self.segments.close()
             self.validator.close()
-            self.server.close()
+            self.ranks.close()
             self.checkpoints.manager.close()
             self._journal_end(error)
             if self.remote is not None and not self.remote.close():

@@ -1,6 +1,5 @@
 """One try of a segment: workers ready at the right step, steps done, snapshot under way. Failures leave as one typed exception."""
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,9 +15,7 @@ from mem_core.domain.plan import Hyperparams
 from mem_core.domain.segment import Evidence, NonFinite, SaveFailed, SegmentCompleted, SegmentFailure, SegmentInterrupted, describe_failure
 from mem_core.infrastructure.telemetry.metrics import discard_metrics_after
 from mem_core.infrastructure.telemetry.progress import Progress
-from mem_core.runtime.ranks.local.group import GroupFailed, WorkerGroup
-from mem_core.runtime.ranks.local.heartbeat import Heartbeat
-from mem_core.runtime.ranks.local.processes import ForkServer
+from mem_core.runtime.ranks.port import GroupFailed, Heartbeat, RankGroup, Ranks, Watch
 from mem_core.runtime.ranks.worker.protocol import ReplayEvidence, SegmentDone, Train, WorkerSpec
 from mem_core.runtime.session.checkpoint_service import CheckpointService, PendingSave
 from mem_core.runtime.session.memory_service import MemoryService
@@ -34,7 +31,7 @@ __all__ = ["SegmentFailed", "SegmentService", "StopFlag"]
 class SegmentService:
     """Owns the worker group of a run and brings it to the right step before each segment."""
 
-    server: ForkServer
+    ranks: Ranks
     spec: WorkerSpec
     state: StateManager
     checkpoints: CheckpointService
@@ -56,9 +53,8 @@ class SegmentService:
     failed_batches: frozenset[int] = frozenset()
     _memory: MemoryService | None = None
     _skips: SkipList | None = None
-    _group: WorkerGroup | None = None
-    _spent: WorkerGroup | None = None
-    _tries: int = 0
+    _group: RankGroup | None = None
+    _spent: RankGroup | None = None
     _fault: tuple[str, float] | None = None
     _last_second_s: float = field(default=0.0)
     _notices: Notices | None = None
@@ -113,28 +109,19 @@ class SegmentService:
             self._group = None
         self.position = None
 
-    def _ready_group(self) -> WorkerGroup:
+    def _ready_group(self) -> RankGroup:
         if self._group is not None and self.position is not None and self._group is not self._spent:
             return self._group
         if self._group is not None and self._group is self._spent:
             self.checkpoints.wait_judged()  # its writers die with it
         self.lose_engine()
         self.checkpoints.wait_idle()
-        self._tries += 1
         with self.ledger.bucket("restore" if self._fault is None else "restart"):
             folder, position = self.checkpoints.resume(self.fresh, self._ever_validated)
             self.validated_step = position.applied_steps or None
             position = self.memory.restored(position)
-            self._group = WorkerGroup(
-                self.server,
-                self.spec,
-                self.state.folder / "live" / f"{os.getpid()}",
-                self._tries,
-                self.spec.request.resilience.hang_factor,
-                on_record=self.memory.record,
-                memory_limit_bytes=self.memory_limit_bytes,
-                times=self.times,
-            )
+            watch = Watch(on_record=self.memory.record, memory_limit_bytes=self.memory_limit_bytes, times=self.times)
+            self._group = self.ranks.start(self.spec, watch)
             ready = self._group.restore(str(folder) if folder is not None else None, position, self.reached_batch)
             self._parameters = ready.parameters
             self.position = position
@@ -184,7 +171,7 @@ class SegmentService:
         spike = NonFinite(what="loss_spike", batch_index=batch, sample_ids=self.skips.samples_of(batch), evidence=evidence)
         raise self._failed(segment_index, spike)
 
-    def _drive(self, group: WorkerGroup, segment_index: int, until_step: int, hyperparams: Hyperparams, staging: Path) -> SegmentDone:
+    def _drive(self, group: RankGroup, segment_index: int, until_step: int, hyperparams: Hyperparams, staging: Path) -> SegmentDone:
         self.ledger.enter("productive")
         section, step = self.spec.request.checkpoint, self.locate().applied_steps
         replay_of = (step or None) if section.validation == "replay" else None
@@ -239,7 +226,7 @@ class SegmentService:
     # -- endings --------------------------------------------------------------------------------------------------------
 
     def _completed(
-        self, segment_index: int, before: TrainingPosition, done: SegmentDone, staging: Path, group: WorkerGroup
+        self, segment_index: int, before: TrainingPosition, done: SegmentDone, staging: Path, group: RankGroup
     ) -> SegmentCompleted | SegmentInterrupted:
         self.position = done.position
         step = done.position.applied_steps

@@ -1,7 +1,5 @@
 """From a prepared draft to a session: which part gets which other parts."""
 
-import os
-
 from mem_core.core.run.state_manager import RunRecord
 from mem_core.domain.checkpoint import CheckpointExpectation, TrainingPosition
 from mem_core.domain.environment import EnvironmentReport
@@ -13,6 +11,7 @@ from mem_core.runtime.data.values import PreparedData
 from mem_core.runtime.proof.replay_service import ReplayService
 from mem_core.runtime.proof.reshard_service import ReshardService, reshard_run
 from mem_core.runtime.proof.validator_process import ValidatorProcess
+from mem_core.runtime.ranks.local.ranks import LocalRanks
 from mem_core.runtime.ranks.worker.protocol import WorkerSpec
 from mem_core.runtime.session.advice_service import AdviceService
 from mem_core.runtime.session.checkpoint_service import CheckpointService
@@ -32,6 +31,7 @@ def wire(draft: RunDraft, record: RunRecord) -> RunSession:
     request, environment = draft.request, known(draft.environment)
     state, server, data = known(draft.state), known(draft.server), known(draft.data)
     key = draft.settings.manifest_key.encode() if draft.settings.manifest_key else None
+    ranks = LocalRanks(server, state.folder / "live")
     validator = ValidatorProcess(server, IntegrityValidator(signature_key=key))
     manager = CheckpointManager(
         state.folder,
@@ -59,13 +59,12 @@ def wire(draft: RunDraft, record: RunRecord) -> RunSession:
     spec = _worker_spec(at_hand, environment, data, record, draft.on_built)
     if record != state.record():
         environ = child_environment(draft.settings, device="cpu")
-        live = state.folder / "live" / f"{os.getpid()}-reshard"
         skips = SkipList(spec, state).batches
-        service = ReshardService(manager, server, spec, live, environ, state.emit, key, draft.on_converted, skips)
+        service = ReshardService(manager, ranks, spec, environ, state.emit, key, draft.on_converted, skips)
         reshard_run(service, state, record, on_valid)
     failures, highest_step, pace = folded_limits(state)
     segments = SegmentService(
-        server=server,
+        ranks=ranks,
         spec=spec,
         state=state,
         checkpoints=checkpoints,
@@ -80,12 +79,11 @@ def wire(draft: RunDraft, record: RunRecord) -> RunSession:
         pace=pace,
     )
     advice = AdviceService(request, environment, state, known(draft.policy), record.default_plan, draft.planner, state.folder / "metrics")
-    live = state.folder / "live" / f"{os.getpid()}-replay"
     validator.replay = ReplayService(
-        server, segments.spec, live, segments.replay_evidence, lambda: segments.skips.batches, lambda: segments.failed_batches
+        ranks, segments.spec, segments.replay_evidence, lambda: segments.skips.batches, lambda: segments.failed_batches
     )  # fmt: skip
     return RunSession(
-        request=request, environment=environment, state=state, server=server, segments=segments, checkpoints=checkpoints,
+        request=request, environment=environment, state=state, ranks=ranks, segments=segments, checkpoints=checkpoints,
         validator=validator, remote=draft.remote, advice=advice,
         progress=draft.progress, stop=draft.stop, failures_without_progress=failures,
     )  # fmt: skip

@@ -1,8 +1,13 @@
-"""Entry functions for rank processes without torch: forked by a fork server with nothing preloaded, ready in milliseconds."""
+"""Ranks without torch that behave as they are told: entry functions for the contract of `Ranks`, ready in milliseconds.
+
+Each is the `module:function` of a rank process: obedient, or failing in its own way.
+"""
 
 import os
 import signal
+import sys
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -10,8 +15,9 @@ from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.segment import Evidence, WorkerError
 from mem_core.runtime.ranks.local.heartbeat import HeartbeatWriter
 from mem_core.runtime.ranks.place import RankPlace
-from mem_core.runtime.ranks.worker.protocol import Evaluate, Evaluated, Failed, Ready, Restore, Saved, SegmentDone, Stop, Train
+from mem_core.runtime.ranks.worker.protocol import Evaluate, Evaluated, Failed, Ready, Reply, Restore, Saved, SegmentDone, Stop, Train
 
+BeforeTrain = Callable[[RankPlace, Train, HeartbeatWriter], Reply | None]
 GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242"
 
 
@@ -20,7 +26,7 @@ def obedient(connection: Connection) -> None:
     serve(connection, lambda place, command, beat: None)
 
 
-def serve(connection: Connection, before_train) -> None:  # type: ignore[no-untyped-def]
+def serve(connection: Connection, before_train: BeforeTrain) -> None:
     """The protocol of a rank; `before_train(place, command, heartbeat)` may misbehave, or return a reply to send instead."""
     _, place = connection.recv()
     heartbeat = HeartbeatWriter(Path(place.heartbeat_path))
@@ -67,7 +73,8 @@ def exits(connection: Connection) -> None:
     """Says its last words and exits with 7 in the first segment."""
 
     def before(place: RankPlace, command: Train, beat: HeartbeatWriter) -> None:
-        print("the last words of a rank", flush=True)
+        sys.stdout.write("the last words of a rank\n")
+        sys.stdout.flush()
         os._exit(7)
 
     serve(connection, before)
