@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mem_core.core.memory.start import Limit
-from mem_core.runtime.ranks.local.memory_board import RankReading
+from mem_core.runtime.ranks.agreement import RankReading
 
 ALLOCATOR_WORDS = "[enforce fail at alloc_cpu.cpp:129] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes."
 

@@ -28,8 +28,7 @@ from mem_core.runtime.deepspeed.snapshot import Snapshot
 from mem_core.runtime.deepspeed.step_columns import StepColumns
 from mem_core.runtime.deepspeed.trajectory import Split, chain_step
 from mem_core.runtime.memory.adaptive_memory import AdaptiveMemory, RecordEvents
-from mem_core.runtime.ranks.local.board import Board
-from mem_core.runtime.ranks.local.memory_board import MemoryBoard
+from mem_core.runtime.ranks.agreement import Agreement
 from mem_core.runtime.ranks.place import RankPlace
 from mem_core.runtime.ranks.port import Pulse
 from mem_core.runtime.ranks.worker.classify import classify, memory_kind
@@ -61,13 +60,13 @@ class DeepSpeedRunner:
     """One rank's engine, data and position. Used again over segments; thrown away with its process after any failure."""
 
     def __init__(
-        self, spec: WorkerSpec, place: RankPlace, device: LocalDevice, heartbeat: Pulse, board: Board, record: RecordEvents
+        self, spec: WorkerSpec, place: RankPlace, device: LocalDevice, pulse: Pulse, agreement: Agreement, record: RecordEvents
     ) -> None:
         self.spec = spec
         self.place = place
         self.request = spec.request
-        self._heartbeat = heartbeat
-        self._board = board
+        self._pulse = pulse
+        self._agreement = agreement
         self.position = TrainingPosition(applied_steps=0, batch_index=0)
         self._data = TokenDataset.open(Path(spec.data_folder))
         self._local = device
@@ -77,7 +76,6 @@ class DeepSpeedRunner:
         self.build_s = 0.0
         self.restore_s = 0.0
         self._computed_s = 0.0
-        agreement = MemoryBoard(board.page, place.rank, place.num_ranks)
         self.memory = AdaptiveMemory(spec, place, device, agreement, plan_bounds(spec, place.num_ranks, self._data), record)
 
     def build(self, folder: str | None, position: TrainingPosition, replay_until: int = 0) -> None:
@@ -110,7 +108,7 @@ class DeepSpeedRunner:
     def beat(self, phase: str) -> None:
         """Heartbeat outside the step loop."""
         self._phase = phase
-        self._heartbeat.beat(phase, self.position.batch_index, self.position.applied_steps)
+        self._pulse.beat(phase, self.position.batch_index, self.position.applied_steps)
 
     @property
     def phase(self) -> str:
@@ -135,9 +133,7 @@ class DeepSpeedRunner:
                 self._pass_over()
                 continue
             overdue = order.every_s is not None and time.monotonic() - started_s >= order.every_s and len(columns) > 0
-            if not self._board.may_start(self.position.batch_index, self.place.rank, stop_wanted=overdue):
-                break
-            if overdue and self.place.num_ranks == 1:
+            if not self._agreement.may_start(self.position.batch_index, stop_wanted=overdue):
                 break
             self._step(order.hyperparams, columns)
             self._warm = True
@@ -190,7 +186,7 @@ class DeepSpeedRunner:
         columns.add(
             index, self.position.applied_steps, loss, norm, rate, trained_tokens, step_s, len(split[0]), reading.peak_bytes, split
         )  # fmt: skip
-        self._heartbeat.beat(
+        self._pulse.beat(
             "step", self.position.batch_index, self.position.applied_steps, micro_batches=len(split[0]),
             loss=loss * self.place.num_ranks, grad_norm=norm or 0.0, learning_rate=rate, tokens=self.position.tokens,
             memory_bytes=reading.used_bytes, step_s=step_s, peak_bytes=reading.peak_bytes, compute_s=self._computed_s - started_s,

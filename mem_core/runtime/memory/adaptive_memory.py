@@ -16,7 +16,7 @@ from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.events import MemoryPlanChanged, Noted, OomAbsorbed
 from mem_core.domain.plan import MemoryPlan, MemoryPlanChange, plan_at, record_change
 from mem_core.runtime.memory.reader import MemoryReader
-from mem_core.runtime.ranks.local.memory_board import MemoryBoard, RankReading
+from mem_core.runtime.ranks.agreement import Agreement, RankReading
 from mem_core.runtime.ranks.place import RankPlace
 from mem_core.runtime.ranks.worker.device import LocalDevice
 from mem_core.runtime.ranks.worker.protocol import WorkerSpec
@@ -36,10 +36,10 @@ class AdaptiveMemory:
     """
 
     def __init__(
-        self, spec: WorkerSpec, place: RankPlace, device: LocalDevice, board: MemoryBoard, bounds: PlanBounds, record: RecordEvents
+        self, spec: WorkerSpec, place: RankPlace, device: LocalDevice, agreement: Agreement, bounds: PlanBounds, record: RecordEvents
     ) -> None:
-        self._spec, self._board, self.bounds, self._record = spec, board, bounds, record
-        self._rank, self._num_ranks, self._device = place.rank, place.num_ranks, device
+        self._spec, self._rank, self._device = spec, place.rank, device
+        self._agreement, self.bounds, self._record = agreement, bounds, record
         section = spec.request.memory
         self.adaptive = section.mode == "adaptive"
         self.retries_in_step = self.adaptive and spec.request.parallel.zero_stage in UNREDUCED_STAGES
@@ -60,8 +60,7 @@ class AdaptiveMemory:
     def limits_now(self) -> list[Limit]:
         """Every limit against what all ranks use."""
         self._last = self.reader.read()
-        self._board.post_reading(self._last)
-        return self.reader.limits(self._readings())
+        return self._limits()
 
     def begin(self, position: TrainingPosition, replay_until: int, line: PeakLine | None) -> None:
         """The engine is built and stands at `position`; batches below `replay_until` follow what is recorded for them."""
@@ -105,11 +104,10 @@ class AdaptiveMemory:
         decision, self._pending = self._pending, None
         if decision is None or decision.plan is None:
             return position
-        first = position.batch_index + (1 if self._num_ranks > 1 else 0)
+        first = position.batch_index + self._agreement.notice_steps
         change = MemoryPlanChange(batch_index=first, plan=decision.plan, reason=f"{decision.action}: {decision.reason}")
         self._record((MemoryPlanChanged(change=change, observed_bytes=decision.observed_bytes, limit_bytes=decision.limit_bytes),))
-        if self._num_ranks > 1:
-            self._board.announce(first, decision.plan)
+        self._agreement.announce(first, decision.plan)
         self._may_decide_from = first + 1
         assert self._control is not None
         self._control.changed(decision.plan)
@@ -117,7 +115,7 @@ class AdaptiveMemory:
         return with_change(position, change)
 
     def _follow_announced(self, position: TrainingPosition) -> TrainingPosition:
-        announced = self._board.announced(position.batch_index)
+        announced = self._agreement.announced(position.batch_index)
         if announced is None or announced[1] == self.plan(position):
             return position
         self._device.release_free_memory()
@@ -131,9 +129,7 @@ class AdaptiveMemory:
         if self._steps_to_reading > 0:
             return self._last
         self._last = self.reader.read()
-        self._board.post_reading(self._last)
-        limits = self.reader.limits(self._readings())
-        self._limit = max(limits, key=lambda limit: limit.pressure)
+        self._limit = max(self._limits(), key=lambda limit: limit.pressure)
         watchful = self._limit.pressure >= NEAR_SHARE * self._marks.low or (self._control is not None and self._control.shrunk)
         self._steps_to_reading = 1 if watchful else FAR_STEPS
         largest, self._largest = self._largest, None
@@ -148,11 +144,11 @@ class AdaptiveMemory:
 
     def room_for_a_writer(self) -> int:
         """Bytes of resident memory that one more process of this rank may take. Address space is each process's own."""
-        limits = [limit for limit in self.reader.limits(self._readings()) if limit.name not in ADDRESS_SPACE]
+        limits = [limit for limit in self._limits() if limit.name not in ADDRESS_SPACE]
         return min(((limit.limit_bytes - limit.used_bytes) // limit.shares for limit in limits), default=2**62)
 
-    def _readings(self) -> list[RankReading]:
-        return [self._last] if self._num_ranks == 1 else self._board.readings()
+    def _limits(self) -> list[Limit]:
+        return self.reader.limits(self._agreement.share(self._last))
 
     def _decide(self, batch_index: int, largest: MicroBatch) -> None:
         limit = self._limit
@@ -187,13 +183,8 @@ class AdaptiveMemory:
     # -- a pass that did not fit ----------------------------------------------------------------------------------------
 
     def agree(self, failed: MicroBatch | None) -> MicroBatch | None:
-        """The largest forward pass that did not fit on any rank in this try, None if all went well.
-
-        Ranks agree through shared memory before the gradients are reduced, where they would wait for each other anyway.
-        """
-        if self._num_ranks == 1 or not self.retries_in_step:
-            return failed
-        return self._board.agree(failed, self._spec.deadline_s)
+        """The largest forward pass that did not fit on any rank in this try, None if all went well."""
+        return self._agreement.agree(failed, undoable=self.retries_in_step)
 
     def absorb(
         self, position: TrainingPosition, failed: MicroBatch, memory: Literal["host", "device"], phase: str, text: str
@@ -214,14 +205,9 @@ class AdaptiveMemory:
             failed_tokens=failed.tokens,
             limit_bytes=limit_bytes,
         )
-        if self._rank == 0:
-            absorbed = OomAbsorbed(batch_index=position.batch_index, memory=memory, phase=phase, detail=text[:500])
-            self._record((MemoryPlanChanged(change=change, observed_bytes=peak_bytes, limit_bytes=limit_bytes), absorbed))
-            if self._num_ranks > 1:
-                self._board.withdraw()
-                self._board.acknowledge()
-        else:
-            self._board.await_acknowledged(self._spec.deadline_s)
+        absorbed = OomAbsorbed(batch_index=position.batch_index, memory=memory, phase=phase, detail=text[:500])
+        changed = MemoryPlanChanged(change=change, observed_bytes=peak_bytes, limit_bytes=limit_bytes)
+        self._agreement.record_first(lambda: self._record((changed, absorbed)))
         if self._control is not None:
             self._control.changed(plan, failed_tokens=failed.tokens, limit_bytes=limit_bytes)
         return with_change(position, change)

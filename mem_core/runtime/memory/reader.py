@@ -11,7 +11,7 @@ from typing import Protocol
 from mem_core.core.memory.start import Limit
 from mem_core.infrastructure.machine.memory_probe import ProcessMeter, take_snapshot
 from mem_core.infrastructure.machine.memory_probe_cuda import CudaProbe
-from mem_core.runtime.ranks.local.memory_board import RankReading
+from mem_core.runtime.ranks.agreement import RankReading
 
 REFRESH_S = 1.0
 

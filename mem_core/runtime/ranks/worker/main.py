@@ -8,8 +8,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, assert_never
 
-from mem_core.runtime.ranks.local.board import Board
 from mem_core.runtime.ranks.local.heartbeat import HeartbeatWriter
+from mem_core.runtime.ranks.local.shared_page import SharedPage
 from mem_core.runtime.ranks.place import RankPlace
 from mem_core.runtime.ranks.worker.classify import classify
 from mem_core.runtime.ranks.worker.protocol import (
@@ -70,7 +70,7 @@ def rank_main(connection: Connection) -> None:
     heartbeat = HeartbeatWriter(Path(place.heartbeat_path))
     heartbeat.beat("start")
     channel = ReplyChannel(connection)
-    runner = DeepSpeedRunner(spec, place, device, heartbeat, Board(Path(place.board_path)), channel.record)
+    runner = DeepSpeedRunner(spec, place, device, heartbeat, SharedPage(place, spec.deadline_s), channel.record)
     while True:
         try:
             command: Command = connection.recv()
