@@ -8,9 +8,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, assert_never
 
+from mem_core.runtime.ranks.agreement import Agreement
 from mem_core.runtime.ranks.local.heartbeat import HeartbeatWriter
 from mem_core.runtime.ranks.local.shared_page import SharedPage
 from mem_core.runtime.ranks.place import RankPlace
+from mem_core.runtime.ranks.port import Pulse
 from mem_core.runtime.ranks.worker.classify import classify
 from mem_core.runtime.ranks.worker.protocol import (
     Command,
@@ -67,10 +69,10 @@ def rank_main(connection: Connection) -> None:
 
     device = open_device(place)
     device.use()
-    heartbeat = HeartbeatWriter(Path(place.heartbeat_path))
-    heartbeat.beat("start")
+    pulse = open_pulse(place)
+    pulse.beat("start")
     channel = ReplyChannel(connection)
-    runner = DeepSpeedRunner(spec, place, device, heartbeat, SharedPage(place, spec.deadline_s), channel.record)
+    runner = DeepSpeedRunner(spec, place, device, pulse, open_agreement(spec, place), channel.record)
     while True:
         try:
             command: Command = connection.recv()
@@ -98,6 +100,16 @@ def _obey(runner: Any, command: Restore | Train | Evaluate, channel: ReplyChanne
         case Evaluate():
             return Evaluated(runner.evaluate(command.max_batches))
     assert_never(command)
+
+
+def open_pulse(place: RankPlace) -> Pulse:
+    """This rank's sign of life."""
+    return HeartbeatWriter(Path(place.heartbeat_path))
+
+
+def open_agreement(spec: WorkerSpec, place: RankPlace) -> Agreement:
+    """This rank's way to agree with the others, who all stand on this machine."""
+    return SharedPage(place, spec.deadline_s)
 
 
 def rank_variables(place: RankPlace) -> dict[str, str]:
