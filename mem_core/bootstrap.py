@@ -32,6 +32,7 @@ from mem_core.runtime.data.values import PreparedData
 from mem_core.runtime.models.facts import ModelFacts, describe_model
 from mem_core.runtime.models.numbers import read_model_numbers
 from mem_core.runtime.ranks.local.processes import ForkServer
+from mem_core.runtime.ranks.local.ranks import LocalRanks
 from mem_core.runtime.session.opening.orphans import with_orphans
 from mem_core.runtime.session.opening.prepare_service import prepare_ops, prepare_tokens
 from mem_core.runtime.session.opening.refusals import refuse_other_inputs, refuse_other_machine
@@ -184,7 +185,8 @@ def prepare(held: Held) -> Prepared:
     record = _with_allowed_changes(record, request)
     if record != state.record():
         state.write_record(record)
-    session = wire(held, request, data, reshaped(record, request, environment.threads_per_rank))
+    ranks = LocalRanks(held.server, state.folder / "live")
+    session = wire(held, ranks, request, data, reshaped(record, request, environment.threads_per_rank))
     return Prepared(held, data, model, session)
 
 

@@ -16,6 +16,7 @@ import os
 import statistics
 import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from mem_core.runtime.deepspeed.engine_config import engine_config
 from mem_core.runtime.deepspeed.objective import NextToken
 from mem_core.runtime.deepspeed.passes import Passes
 from mem_core.runtime.models.build import build_model
+from mem_core.runtime.ranks.local.places import local_place
 
 SETTINGS = [("preset:llama-nano", 512), ("preset:llama-tiny", 1_024)]
 
@@ -82,7 +84,7 @@ def main() -> None:
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
         os.environ[name] = value
     with tempfile.TemporaryDirectory() as folder:
-        initialise_distributed(0, 1, "cpu", f"{folder}/rendezvous")
+        initialise_distributed(local_place(Path(folder), "cpu", 0, 1))
         for model, length in [(arguments.model, arguments.length)] if arguments.model else SETTINGS:
             arguments.model, arguments.length = model, length
             engine, request = build(arguments)

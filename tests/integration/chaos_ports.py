@@ -62,5 +62,5 @@ class Slow:
             time.sleep(self.delay_s)
             return forward(**inputs)
 
-        if runner.spec.rank == self.rank:
+        if runner.place.rank == self.rank:
             runner.engine.forward = slow

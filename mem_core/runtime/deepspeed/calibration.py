@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,10 +21,11 @@ import torch
 from mem_core.core.memory.ladder import MicroBatch
 from mem_core.core.memory.model import PeakSample, fit_line
 from mem_core.infrastructure.machine.memory_probe import ProcessMeter
+from mem_core.infrastructure.machine.process_ties import die_with_parent, first_to_be_killed
 from mem_core.runtime.data.serving.collate import Batch
 from mem_core.runtime.deepspeed.objective import Objective
 from mem_core.runtime.deepspeed.trainable import Trainable
-from mem_core.runtime.ranks.local.fork_server import die_with_parent, first_to_be_killed
+from mem_core.runtime.ranks.worker.device import LocalDevice
 
 LIMIT_S = 10.0
 SHORTEST = 16
@@ -77,17 +77,17 @@ def measure_forked(
 
 
 def measure_in_place(
-    module: Any, one_pass: Pass, sizes: list[MicroBatch], free_bytes: float, device: torch.device, *, recompute: bool
+    module: Any, one_pass: Pass, sizes: list[MicroBatch], free_bytes: float, device: LocalDevice, *, recompute: bool
 ) -> list[PeakSample]:
     """Measure on the device; an allocation that fails ends the measurement. The model is left as it was."""
     before = bool(getattr(module, "is_activation_checkpointing", False))
-    with torch.random.fork_rng(devices=[device]):
+    with torch.random.fork_rng(devices=[device.torch_device]):
         _switch(module, recompute)
         try:
             return list(_measure(module, one_pass, sizes, free_bytes, _DeviceMeter(device)))
         finally:
             _switch(module, before)
-            torch.cuda.empty_cache()
+            device.release_free_memory()
 
 
 def _switch(module: Any, recompute: bool) -> None:
@@ -104,28 +104,27 @@ class _HostMeter:
 
     def __init__(self) -> None:
         self._meter = ProcessMeter(os.getpid())
-        self._status = Path(f"/proc/{os.getpid()}/status")
         self._mapped, self._used = self._meter.mapped_and_resident_bytes()
 
     def start(self) -> None:
         self._meter.reset_peak()
 
     def peak(self) -> int:
-        text = self._status.read_text()
-        mapped_peak = int(text[text.index("VmPeak:") + 7 :].split()[0]) * 1024
+        mapped_peak = self._meter.peak_address_space_bytes()
         return max(self._meter.peak_resident_bytes() - self._used, mapped_peak - self._mapped, 0)
 
 
 class _DeviceMeter:
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._used = torch.cuda.memory_allocated(device)
+    def __init__(self, device: LocalDevice) -> None:
+        self.device = device.torch_device
+        self._probe = device.probe()
+        self._used = self._probe.usage().used_bytes
 
     def start(self) -> None:
-        torch.cuda.reset_peak_memory_stats(self.device)
+        self._probe.reset_peak()
 
     def peak(self) -> int:
-        return max(0, torch.cuda.max_memory_allocated(self.device) - self._used)
+        return max(0, self._probe.usage().peak_bytes - self._used)
 
 
 def _measure(module: Any, one_pass: Pass, sizes: list[MicroBatch], free_bytes: float, meter: Any) -> Iterable[PeakSample]:

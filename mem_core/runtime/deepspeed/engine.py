@@ -21,6 +21,7 @@ from mem_core.runtime.deepspeed.engine_config import is_universal
 from mem_core.runtime.deepspeed.objective import ModelOutput
 from mem_core.runtime.deepspeed.snapshot import CollectingCheckpointEngine
 from mem_core.runtime.deepspeed.trainable import EVERY_PARAMETER, Trainable, weights_digest
+from mem_core.runtime.ranks.place import RankPlace
 
 SAFE_CLASSES: list[Any] = [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]
 
@@ -29,10 +30,10 @@ class NonFiniteGradient(ArithmeticError):
     """The global gradient norm is not a finite number; the update was not applied."""
 
 
-def initialise_distributed(rank: int, num_ranks: int, device: str, rendezvous: str) -> None:
-    """Join the process group of this try through a file store: no port is taken or left behind."""
-    backend = "nccl" if device == "cuda" else "gloo"
-    torch.distributed.init_process_group(backend, init_method=f"file://{rendezvous}", rank=rank, world_size=num_ranks)
+def initialise_distributed(place: RankPlace) -> None:
+    """Join the process group of this try at the meeting point of `place`."""
+    backend = "nccl" if place.device_kind == "cuda" else "gloo"
+    torch.distributed.init_process_group(backend, init_method=place.meeting.init_method, rank=place.rank, world_size=place.num_ranks)
     deepspeed_logger.setLevel(logging.WARNING)
     _leave_out_inference_op()
     deepspeed.init_distributed(dist_backend=backend, verbose=False)

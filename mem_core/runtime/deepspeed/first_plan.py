@@ -21,16 +21,21 @@ from mem_core.runtime.deepspeed.objective import objective_of
 from mem_core.runtime.deepspeed.trainable import Trainable, trainable_of, whole_size
 from mem_core.runtime.memory.adaptive_memory import AdaptiveMemory
 from mem_core.runtime.models.build import build_model
+from mem_core.runtime.ranks.place import RankPlace
+from mem_core.runtime.ranks.worker.device import LocalDevice
 from mem_core.runtime.ranks.worker.protocol import WorkerSpec
 
 
 class FirstPlan:
     """Measures where a limit could bind, and lets rank 0 choose for all. Used once for each engine."""
 
-    def __init__(self, spec: WorkerSpec, memory: AdaptiveMemory, module: Any, data: TokenDataset, device: torch.device) -> None:
+    def __init__(
+        self, spec: WorkerSpec, place: RankPlace, memory: AdaptiveMemory, module: Any, data: TokenDataset, device: LocalDevice
+    ) -> None:
         self._spec, self._memory, self._module, self._data, self._device = spec, memory, module, data, device
         self._trainable = trainable_of(spec.request)
         self._pass = Pass(objective_of(spec.request, spec.pad_token_id), self._trainable)
+        self._rank, self._num_ranks = place.rank, place.num_ranks
 
     def prepare(self, position: TrainingPosition, replay_until: int) -> TrainingPosition:
         """The position with a plan that is predicted to fit. Every rank must call it; costs a millisecond where nothing can bind."""
@@ -39,15 +44,15 @@ class FirstPlan:
             memory.begin(position, replay_until, None)
             return position
         limits = memory.limits_now()
-        if self._spec.num_ranks > 1:
+        if self._num_ranks > 1:
             torch.distributed.barrier()  # every rank has posted its reading
             limits = memory.limits_now()
         chosen: list[Any] = [None]
-        if self._spec.rank == 0:
+        if self._rank == 0:
             position, chosen[0] = self._choose(position, replay_until, limits)
-        if self._spec.num_ranks > 1:
+        if self._num_ranks > 1:
             torch.distributed.broadcast_object_list(chosen, src=0)
-        if self._spec.rank != 0:
+        if self._rank != 0:
             memory.begin(position, replay_until, None)
             if chosen[0] is not None:
                 position = memory.choose(position, chosen[0], "as rank 0 recorded", limits[0])
@@ -90,7 +95,7 @@ class FirstPlan:
 
     def _measure(self, sizes: list[MicroBatch], free_bytes: float, *, recompute: bool) -> list[PeakSample]:
         stage = self._spec.request.parallel.zero_stage
-        if self._spec.device == "cpu":
+        if self._device.kind == "cpu":
             model = self._fresh_model if stage == 3 else lambda: self._module
             return measure_forked(model, self._pass, sizes, free_bytes, recompute=recompute)
         if stage == 3:
@@ -105,9 +110,9 @@ class FirstPlan:
 
     def _needs(self, position: TrainingPosition) -> tuple[Needs, float]:
         """What is still to be allocated beside activations, and predicted activation bytes per token, by the doctor's formula."""
-        spec, current = self._spec, self._memory.plan(position)
+        spec, device, current = self._spec, self._device.kind, self._memory.plan(position)
         estimate = estimate_memory(
-            model_numbers(self._module, self._trainable), spec.request, spec.dtype, device=spec.device,
+            model_numbers(self._module, self._trainable), spec.request, spec.dtype, device=device,
             activation_checkpointing=current.activation_checkpointing,
         )  # fmt: skip
         stage = spec.request.parallel.zero_stage
@@ -115,7 +120,7 @@ class FirstPlan:
             to_come=estimate["optimizer"] if stage == 0 and position.batch_index == 0 else 0,
             gradients=estimate["gradients"],
             step=estimate["step_transient"],
-            retained=1.0 if stage == 3 else RETAINED if spec.device == "cpu" else 0.0,
+            retained=1.0 if stage == 3 else RETAINED if device == "cpu" else 0.0,
         )
         return needs, (estimate["activations"] + estimate["logits"]) / spec.request.data.sequence_length
 

@@ -19,8 +19,8 @@ import torch
 from deepspeed.runtime.checkpoint_engine import CheckpointCommitInfo
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
+from mem_core.infrastructure.machine.process_ties import die_with_parent, first_to_be_killed
 from mem_core.runtime.deepspeed.trainable import weights_digest
-from mem_core.runtime.ranks.local.fork_server import die_with_parent, first_to_be_killed
 from mem_core.runtime.ranks.worker.protocol import Saved
 
 

@@ -75,5 +75,5 @@ class FaultyEngine:
 
 def make_faulty(runner: Any) -> None:
     """Have a built runner's engine obey orders."""
-    folder = Path(runner.spec.heartbeat_path).parents[3] / ORDERS
-    FaultyEngine(runner.engine, OrderBox(folder, runner.spec.rank))
+    folder = Path(runner.place.heartbeat_path).parents[3] / ORDERS
+    FaultyEngine(runner.engine, OrderBox(folder, runner.place.rank))
