@@ -15,8 +15,7 @@ HOW_THIS_MACHINE_DOES_IT = {
 }
 # Where parts are put together, somebody has to say which adapter it is.
 MAY_NAME_THE_LOCAL_ADAPTER = {
-    "mem_core/runtime/session/opening.py": "holds the fork server of a run that is being opened",
-    "mem_core/runtime/session/wiring.py": "gives a run its ranks",
+    "mem_core/runtime/session/opening/stages.py": "holds the fork server of a run that is being opened",
     "mem_core/runtime/proof/deep_verify.py": "gives a resting run ranks for as long as it is verified",
 }
 LOCAL = "mem_core.runtime.ranks.local"
