@@ -9,6 +9,8 @@ from mem_core.core.policy.local_policy_engine import LocalPolicyEngine
 from mem_core.core.run.goodput import GoodputLedger
 from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.environment import EnvironmentReport
+from mem_core.domain.errors import MemError
+from mem_core.domain.events import AttemptStarted
 from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.planner.background import BackgroundAdvice
 from mem_core.infrastructure.settings import Settings
@@ -17,7 +19,7 @@ from mem_core.runtime.data.values import PreparedData
 from mem_core.runtime.models.facts import ModelFacts
 from mem_core.runtime.ranks.local.processes import ForkServer
 from mem_core.runtime.session.remote_service import RemoteService
-from mem_core.runtime.session.run_session import RunSession
+from mem_core.runtime.session.run_session import RunSession, ending_of
 from mem_core.runtime.session.segment_service import StopFlag
 
 T = TypeVar("T")
@@ -53,8 +55,21 @@ class RunDraft:
         if self.server is not None:
             self.server.close()
         if self.state is not None:
+            self._journal_end(self.state, error)
             self.state.release()
         self.progress.close()
+
+    def _journal_end(self, state: StateManager, error: BaseException | None) -> None:
+        """An attempt that ends before it trains has an ending too: without one the next start would take it for a kill."""
+        started = any(isinstance(line.event, AttemptStarted) and line.attempt == state.attempt for line in state.lines())
+        if error is None or not started:
+            return
+        try:
+            state.fence()
+            state.emit(self.ledger.drain())
+            state.emit(ending_of(error))
+        except MemError as exc:
+            self.progress.note(f"the ending could not be recorded: {exc}")
 
 
 def known(value: T | None) -> T:

@@ -218,17 +218,10 @@ class RunSession:
         return self.result()
 
     def _journal_end(self, error: BaseException | None) -> None:
-        status, code, message = "completed", 0, ""
-        if isinstance(error, MemError):
-            status, code, message = ("interrupted" if error.exit_code == Interrupted.exit_code else "failed"), error.exit_code, str(error)
-        elif error is not None:
-            interrupted = not isinstance(error, Exception)
-            status, code = ("interrupted", Interrupted.exit_code) if interrupted else ("failed", InternalError.exit_code)
-            message = f"{type(error).__name__}: {error}"
         try:
             self.state.fence()
             self.state.emit(self.segments.ledger.drain())
-            self.state.emit(RunEnded(status=status, exit_code=code, message=message))  # type: ignore[arg-type]
+            self.state.emit(ending_of(error))
             self._write_outputs()
         except MemError as exc:
             self.progress.note(f"the ending could not be recorded: {exc}")
@@ -254,6 +247,18 @@ class RunSession:
                 "run_folder": str(self.folder.absolute()),
             }
         )
+
+
+def ending_of(error: BaseException | None) -> RunEnded:
+    """How an attempt ended, by what it ended over; None is a run that is complete."""
+    if error is None:
+        return RunEnded(status="completed", exit_code=0)
+    if isinstance(error, MemError):
+        status = "interrupted" if error.exit_code == Interrupted.exit_code else "failed"
+        return RunEnded(status=status, exit_code=error.exit_code, message=str(error))
+    interrupted = not isinstance(error, Exception)
+    code = Interrupted.exit_code if interrupted else InternalError.exit_code
+    return RunEnded(status="interrupted" if interrupted else "failed", exit_code=code, message=f"{type(error).__name__}: {error}")
 
 
 def folded_limits(state: StateManager) -> tuple[int, int, RunPace]:
