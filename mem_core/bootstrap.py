@@ -185,12 +185,12 @@ def _fork_server(request: RuntimeRequest, settings: Settings, environment: Envir
 def prepare(draft: RunDraft) -> PreparedData:
     """Ops and token shards; then wire the session. Raises DataError, EnvironmentUnfit, StoreUnavailable."""
     environment, state = known(draft.environment), known(draft.state)
+    record = state.record()
     with draft.ledger.bucket("op_build"):
         prepare_ops(draft.request, draft.settings, environment.device, environment.max_build_jobs, draft.progress.note)
     with draft.ledger.bucket("data"):
         draft.model = describe_model(draft.request.model.source, draft.settings.model_cache_dir)
-        draft.data = prepare_tokens(draft.request, draft.settings, draft.model.vocab_size, draft.progress)
-    record = state.record()
+        draft.data = prepare_tokens(draft.request, draft.settings, draft.model.vocab_size, draft.progress, record)
     if record is None:
         record = _born(draft, environment, draft.data, draft.model)
         state.write_record(record)
@@ -228,5 +228,6 @@ def _born(draft: RunDraft, environment: EnvironmentReport, data: PreparedData, m
     return RunRecord(
         run_id=request.run_id, request=request, device=environment.device, dtype=environment.dtype, default_plan=plan,
         threads_per_rank=environment.threads_per_rank,
-        data_fingerprint=data.fingerprint, model_fingerprint=model.fingerprint, versions=environment.versions, born_unix_s=time.time(),
+        data_fingerprint=data.fingerprint, model_fingerprint=model.fingerprint, versions=environment.versions,
+        encoding=data.encoding, born_unix_s=time.time(),
     )  # fmt: skip

@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 
 from mem_core.domain.errors import RequestError
 from mem_core.domain.request import DataSection
-from mem_core.runtime.data.encoding.encoders import ByteEncoder, ChatRefused, HuggingFaceEncoder, make_encoder, pieces
+from mem_core.runtime.data.encoding.encoder import ChatRefused
+from mem_core.runtime.data.encoding.encoders import ByteEncoder, make_encoder
+from mem_core.runtime.data.encoding.huggingface import HuggingFaceEncoder
 from mem_core.runtime.data.encoding.tokenize_process import prepare_here
+from mem_core.runtime.data.reading.pieces import pieces
 from mem_core.runtime.data.reading.rows import Document
 from mem_core.runtime.data.serving.dataset import TokenDataset
 from mem_core.runtime.data.values import PrepareJob
