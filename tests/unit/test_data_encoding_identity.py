@@ -82,7 +82,8 @@ def test_what_cannot_choose_ids_is_no_part(tmp_path: Path) -> None:
 def record(prepared: PreparedData, source: Path | str, **values: object) -> RunRecord:
     raw = {"run_id": "run", "model": {"source": str(source)}}
     return RunRecord(
-        run_id="run", request=RuntimeRequest.model_validate(raw), device="cpu", dtype="float32", default_plan=MemoryPlan(micro_batch_rows=1),
+        run_id="run", request=RuntimeRequest.model_validate(raw), device="cpu", dtype="float32",
+        default_plan=MemoryPlan(micro_batch_rows=1),
         data_fingerprint=prepared.fingerprint, model_fingerprint="m", encoding=prepared.encoding,
     ).model_copy(update=values)  # fmt: skip
 

@@ -1,5 +1,6 @@
 """Ids of long texts are those of the whole text, whatever the tokenizer, wherever it is cut."""
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -70,7 +71,7 @@ def test_random_runs_in_random_parts(tokenizer: Any, seed: int) -> None:
     parted = HuggingFaceEncoder(tokenizer, cutting=Cutting(256, 128)).parted()
     found: list[Tokens] = []
     bounds = [0, *sorted(rng.sample(range(1, len(text)), k=min(6, len(text) - 1))), len(text)]
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in itertools.pairwise(bounds):
         found += parted.add(text[start:stop], stop == len(text))
     assert len(found) == len(bounds) - 1
     assert np.concatenate(found).tolist() == ids(tokenizer, text)
@@ -84,7 +85,9 @@ def test_a_part_has_the_tokens_that_begin_in_it() -> None:
     assert [made.decode(part) for part in found] == [text[:2_100], text[2_100:]]
 
 
-@pytest.mark.parametrize("words", [("Question: 2+2?\nAnswer: ", "4 apples"), ("", "all of it"), ("漢字", "仮名"), ("x 1", "0 y"), ("a b ", " c")])
+@pytest.mark.parametrize(
+    "words", [("Question: 2+2?\nAnswer: ", "4 apples"), ("", "all of it"), ("漢字", "仮名"), ("x 1", "0 y"), ("a b ", " c")]
+)
 def test_a_prompt_and_its_completion_are_one_text(tokenizer: Any, words: tuple[str, str]) -> None:
     """No mark and no space of its own in the middle; the completion begins with the first token that holds some of it."""
     prompt, completion = words

@@ -17,8 +17,9 @@ from mem_core.runtime.models.encoding import CURRENT_RULES
 from mem_core.runtime.models.folders import local_model_folder
 
 # Some templates write today's date into the text: rows would have other tokens tomorrow, and a run could not go on with them. This is
-# the day that Llama 3's own template falls back on.
+# the day that Llama 3's own template falls back on. Functions cannot be handed to a template, macros of its own can be.
 _TEMPLATE_DAY = datetime(2024, 7, 26)
+_DATE_PARTS = "aAbBdHIjmMpSUwWxXyYz"
 
 
 class HuggingFaceEncoder:
@@ -44,7 +45,7 @@ class HuggingFaceEncoder:
         template = _template_of(tokenizer, rules)
         self.chat_has_assistant_mask = re.search(r"\{%-?\s*generation\b", template) is not None
         fixed_day = rules > 1 and "strftime_now" in template
-        self._template_values = {"strftime_now": _TEMPLATE_DAY.strftime} if fixed_day else {}
+        self._template: dict[str, str] = {"chat_template": _with_fixed_day(template)} if fixed_day else {}
         day = (f"the chat template writes the day; each row says {_TEMPLATE_DAY:%d %b %Y}, so that its tokens stay the same",)
         self.notes = (*notes, *(day if fixed_day else ()))
 
@@ -146,7 +147,7 @@ class HuggingFaceEncoder:
         from jinja2 import TemplateError
 
         try:
-            return self._tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, **self._template_values, **options)
+            return self._tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, **self._template, **options)
         except (TemplateError, TypeError, KeyError, ValueError) as exc:
             raise ChatRefused(f"the chat template refuses the messages: {exc}") from exc
 
@@ -157,6 +158,11 @@ def _template_of(tokenizer: Any, rules: int) -> str:
     if isinstance(template, dict) and rules > 1:
         template = template.get("default")
     return template if isinstance(template, str) else ""
+
+
+def _with_fixed_day(template: str) -> str:
+    parts = "".join(f"|replace('%{part}', '{_TEMPLATE_DAY.strftime(f'%{part}')}')" for part in _DATE_PARTS)
+    return f"{{% macro strftime_now(format) %}}{{{{ format{parts} }}}}{{% endmacro %}}{template}"
 
 
 def _common(one: Tokens, other: Tokens) -> int:

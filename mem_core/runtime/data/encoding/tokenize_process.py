@@ -22,6 +22,7 @@ from mem_core.runtime.data.encoding.cache import HashCache, fingerprint, load_pr
 from mem_core.runtime.data.encoding.encoder import Encoder
 from mem_core.runtime.data.encoding.encoders import make_encoder
 from mem_core.runtime.data.encoding.first_rules import FirstRules
+from mem_core.runtime.data.encoding.notices import notices
 from mem_core.runtime.data.encoding.sequences import RowMaker
 from mem_core.runtime.data.encoding.tokenizing import Target, Tokenizing
 from mem_core.runtime.data.reading.sources import SourceFile, resolve_files, unchanged
@@ -150,7 +151,8 @@ def _result(
     sources: Sequence[SourceFile],
 ) -> PreparedData:
     train, validation = indexes
-    notes = [*work.notes, *encoder.notes]
+    dropped = work.dropped + makers[0].dropped + makers[1].dropped
+    notes = [*work.notes, *encoder.notes, *notices(dropped, work.remarks, work.bad_rows, work.num_bad_rows)]
     if job.data.messages_field is not None and not encoder.chat_has_assistant_mask:
         notes.append("the chat template does not mark the assistant's words, so that the loss covers whole conversations")
     if job.data.validation is not None and not validation.num_rows:
@@ -166,7 +168,7 @@ def _result(
         longest_tokens=train.longest_tokens,
         bad_rows=tuple(work.bad_rows),
         num_bad_rows=work.num_bad_rows,
-        dropped_rows=dict(work.dropped + makers[0].dropped + makers[1].dropped),
+        dropped_rows=dict(dropped),
         pad_token_id=encoder.pad_token_id,
         eos_token_id=encoder.eos_token_id,
         vocab_size=encoder.vocab_size,

@@ -155,6 +155,9 @@ class Tokenizing:
         except ChatRefused as refused:
             self._bad(item.path, BadRow(item.unit.line, str(refused)))
             return
+        if self._has_mask and not mask[1:].any():
+            self._bad(item.path, BadRow(item.unit.line, "none of its tokens would be trained: it holds no words of the assistant"))
+            return
         end = self._encoder.eos_token_id
         if end is not None and end not in tokens[-2:]:
             tokens, mask = np.append(tokens, np.uint32(end)), np.append(mask, np.uint8(1))
@@ -163,6 +166,11 @@ class Tokenizing:
         self._take_answered(item, tokens, mask, None)
 
     def _take_pair(self, item: Waiting, tokens: Tokens, num_prompt_tokens: int) -> None:
+        if num_prompt_tokens >= tokens.size:
+            self._bad(
+                item.path, BadRow(item.unit.line, "none of its tokens would be trained: the tokenizer leaves nothing of the completion")
+            )
+            return
         tokens, added = self._with_specials(item.unit, tokens)
         start = num_prompt_tokens + added
         mask = np.ones(tokens.size, np.uint8)
@@ -187,11 +195,8 @@ class Tokenizing:
         return np.concatenate([before, tokens, after]), before.size
 
     def _take_answered(self, item: Waiting, tokens: Tokens, mask: Mask, answer_start: int | None) -> None:
-        """A row with an answer: it keeps that, whatever of its prompt has to go; one in which nothing would be trained is a bad row."""
+        """A row with an answer: it keeps that, whatever of its prompt has to go."""
         limit = self._data.sequence_length
-        if self._has_mask and not mask[1:].any():
-            self._bad(item.path, BadRow(item.unit.line, "none of its tokens would be trained: it holds no words of the assistant"))
-            return
         if not self._fits_or_may_be_cut(item, tokens):
             return
         if tokens.size <= limit:
