@@ -169,12 +169,12 @@ def start_fork_server(request: RuntimeRequest, settings: Settings, environment: 
 def prepare(held: Held) -> Prepared:
     """Ops and token shards; then wire the session. Raises DataError, EnvironmentUnfit, StoreUnavailable."""
     order, environment, state = held.order, held.examined.environment, held.state
+    record = state.record()
     with order.ledger.bucket("op_build"):
         prepare_ops(held.request, order.settings, environment.device, environment.max_build_jobs, order.progress.note)
     with order.ledger.bucket("data"):
         model = describe_model(held.request.model.source, order.settings.model_cache_dir)
-        data = prepare_tokens(held.request, order.settings, model.vocab_size, order.progress)
-    record = state.record()
+        data = prepare_tokens(held.request, order.settings, model.vocab_size, order.progress, record)
     if record is None:
         record = _born(held.request, environment, data, model)
         state.write_record(record)
@@ -212,5 +212,6 @@ def _born(asked: RuntimeRequest, environment: EnvironmentReport, data: PreparedD
     return RunRecord(
         run_id=request.run_id, request=request, device=environment.device, dtype=environment.dtype, default_plan=plan,
         threads_per_rank=environment.threads_per_rank,
-        data_fingerprint=data.fingerprint, model_fingerprint=model.fingerprint, versions=environment.versions, born_unix_s=time.time(),
+        data_fingerprint=data.fingerprint, model_fingerprint=model.fingerprint, versions=environment.versions,
+        encoding=data.encoding, born_unix_s=time.time(),
     )  # fmt: skip

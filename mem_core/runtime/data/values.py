@@ -8,6 +8,7 @@ from pydantic import Field
 
 from mem_core.domain.request import DataSection
 from mem_core.domain.units import Value
+from mem_core.runtime.models.encoding import CURRENT_RULES
 
 MAX_BAD_ROWS_KEPT = 100
 
@@ -49,6 +50,7 @@ class PreparedData(Value):
     num_files: int = 0
     size_bytes: int = Field(0, description="Bytes of the source files.")
     notes: tuple[str, ...] = Field((), description="What a person should know: empty files, missing masks, no validation rows.")
+    encoding: dict[str, str] = Field({}, description="All that decides token ids, part by part; empty under the first rules.")
 
 
 class PrepareJob(Value):
@@ -59,3 +61,4 @@ class PrepareJob(Value):
     vocab_size: int | None
     cache_dir: Path
     parent_pid: int
+    rules: int = Field(CURRENT_RULES, description="How rows become tokens; a run goes on under the rules that it was born with.")

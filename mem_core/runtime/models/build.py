@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from mem_core.domain.capabilities import refusal
 from mem_core.domain.errors import InternalError, RequestError
 from mem_core.domain.request import ModelSection
+from mem_core.runtime.models.encoding import tokenizer_files
 from mem_core.runtime.models.facts import describe_model
-from mem_core.runtime.models.folders import TOKENIZER_FILES, is_preset, local_model_folder
+from mem_core.runtime.models.folders import is_preset, local_model_folder
 from mem_core.runtime.models.presets import PRESETS, preset_name
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ def load_tokenizer(source: str, cache_dir: Path | None = None) -> Any:
         return ByT5Tokenizer()
     from transformers import AutoTokenizer
 
-    folder = local_model_folder(source, cache_dir)
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+    folder = local_model_folder(source, cache_dir).absolute()  # transformers compares the text of a path with names on the hub
+    if not tokenizer_files(folder, chat=False):
         raise RequestError("the folder has no tokenizer files", field="model.source", value=source, remedy="Add tokenizer.json and its kin")
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
@@ -109,9 +110,20 @@ def save_pretrained_folder(
     tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in state_dict.items()}
     save_torch_state_dict(tensors, staging, metadata={"format": "pt"})
     config.save_pretrained(staging)
-    load_tokenizer(model.source, cache_dir).save_pretrained(staging)
+    _write_tokenizer(model.source, staging, cache_dir)
     shutil.rmtree(folder, ignore_errors=True)
     staging.rename(folder)
+
+
+def _write_tokenizer(source: str, target: Path, cache_dir: Path | None) -> None:
+    """The folder's own files byte for byte: what a loaded tokenizer would write is what its class makes of them, which may differ."""
+    if is_preset(source):
+        load_tokenizer(source).save_pretrained(target)
+        return
+    folder = local_model_folder(source, cache_dir)
+    for name in tokenizer_files(folder):
+        (target / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(folder / name, target / name)
 
 
 def _check(model: ModelSection, sequence_length: int, dtype: str, cache_dir: Path | None) -> None:

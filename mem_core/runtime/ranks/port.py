@@ -2,7 +2,7 @@
 
 `Ranks` starts the ranks of one try and gives a `RankGroup`, which stands and falls together: one rank fails, all are replaced.
 `Helpers` gives single processes beside the driver. `Pulse` is the other end, inside a rank. Adapters must pass
-`mem_core.testing.ranks_contract`.
+`mem_core.testing.contracts.ranks_contract`.
 """
 
 from collections.abc import Callable

@@ -23,6 +23,8 @@ from mem_core.domain.request import DataSection
 from mem_core.runtime.data.reading.sources import SourceFile
 from mem_core.runtime.data.serving.dataset import check_contents, check_folder
 from mem_core.runtime.data.values import PreparedData
+from mem_core.runtime.models.encoding import encoding_of
+from mem_core.runtime.models.folders import tokenizer_identity
 
 FORMAT_VERSION = 1
 _RESULT_NAME = "data.json"
@@ -37,11 +39,12 @@ _MATTERS = (
 
 
 def fingerprint(
-    data: DataSection, train: Sequence[tuple[SourceFile, str]], validation: Sequence[tuple[SourceFile, str]], tokenizer: str
+    data: DataSection, train: Sequence[tuple[SourceFile, str]], validation: Sequence[tuple[SourceFile, str]], source: str, rules: int
 ) -> str:
-    """SHA-256 over all that decides the rows: contents in order, the settings that matter, the tokenizer, the format version.
+    """SHA-256 over all that decides the rows: contents in order, the settings that matter, the encoding, the format version.
 
-    Where the files lie, and what happens to bad rows, does not matter: rows that are there are the same rows.
+    Where the files lie, and what happens to bad rows, does not matter: rows that are there are the same rows. The first rules
+    named tokenizer files alone, which is not enough to know ids by; runs that were born under them keep their name.
     """
     described = {
         "format": FORMAT_VERSION,
@@ -49,7 +52,7 @@ def fingerprint(
         "validation": [[file.kind, file.size_bytes, digest] for file, digest in validation],
         "held_out": data.validation if isinstance(data.validation, float) else None,
         "settings": {name: getattr(data, name) for name in _MATTERS},
-        "tokenizer": tokenizer,
+        "tokenizer": tokenizer_identity(source) if rules == 1 else encoding_of(source, chat=data.messages_field is not None),
     }
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 

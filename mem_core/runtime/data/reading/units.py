@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from mem_core.domain.errors import DataError
 from mem_core.domain.request import DataSection
-from mem_core.runtime.data.encoding.encoders import pieces
+from mem_core.runtime.data.reading.pieces import pieces
 from mem_core.runtime.data.reading.rows import GZIP_MAGIC, BadRow, Document, check_rows, not_utf8
 from mem_core.runtime.data.reading.sources import SourceFile, open_source
 
@@ -76,7 +76,7 @@ def _refuse_compressed(block: bytes, file: SourceFile) -> None:
         )
 
 
-def read_units(file: Readable, data: DataSection) -> Iterator[tuple[int, Read]]:
+def read_units(file: Readable, data: DataSection, rules: int) -> Iterator[tuple[int, Read]]:
     """(bytes gone through, what they hold) in order: a unit, a bad row, or None for a blank line or a blank file."""
     try:
         stream = open(file.path, "rb")  # noqa: SIM115 - closed by the with below; only opening may fail here
@@ -87,11 +87,11 @@ def read_units(file: Readable, data: DataSection) -> Iterator[tuple[int, Read]]:
     with stream:
         _refuse_compressed(stream.read(2), file.source)
         stream.seek(0)
-        reader = _read_jsonl(stream, data) if file.source.kind == "jsonl" else _read_text(stream, file, data)
+        reader = _read_jsonl(stream, data, rules) if file.source.kind == "jsonl" else _read_text(stream, file, data, rules)
         yield from reader
 
 
-def _read_jsonl(stream: BinaryIO, data: DataSection) -> Iterator[tuple[int, Read]]:
+def _read_jsonl(stream: BinaryIO, data: DataSection, rules: int) -> Iterator[tuple[int, Read]]:
     for line, size_bytes, item in check_rows(stream, data):
         if not isinstance(item, Document):
             yield size_bytes, item
@@ -100,11 +100,11 @@ def _read_jsonl(stream: BinaryIO, data: DataSection) -> Iterator[tuple[int, Read
         if item.prompt is not None or item.messages is not None:
             yield size_bytes, unit
         else:
-            for number, part in enumerate(_parts(unit, iter([item.text]), data)):
+            for number, part in enumerate(_parts(unit, iter([item.text]), data, rules)):
                 yield (0 if number else size_bytes), part
 
 
-def _read_text(stream: BinaryIO, file: Readable, data: DataSection) -> Iterator[tuple[int, Read]]:
+def _read_text(stream: BinaryIO, file: Readable, data: DataSection, rules: int) -> Iterator[tuple[int, Read]]:
     """One file is one document. Checked to its end before any of it is used."""
     found = _check_text(stream)
     if found is not True:
@@ -113,7 +113,7 @@ def _read_text(stream: BinaryIO, file: Readable, data: DataSection) -> Iterator[
     stream.seek(0)
     unit = Unit(Document(), bytes.fromhex(file.sha256), 1)
     yield 0, None
-    for part in _parts(unit, _decoded(stream), data):
+    for part in _parts(unit, _decoded(stream), data, rules):
         yield len(part.document.text), part
 
 
@@ -141,23 +141,28 @@ def _decoded(stream: BinaryIO) -> Iterator[str]:
         yield decoder.decode(block)
 
 
-def _parts(whole: Unit, texts: Iterator[str], data: DataSection) -> Iterator[Unit]:
-    """Cut a document into parts of a quarter of a million characters, or to the length beyond which nothing of it can be used."""
-    if data.long_documents != "chunk":
+def _parts(whole: Unit, texts: Iterator[str], data: DataSection, rules: int) -> Iterator[Unit]:
+    """Cut a document into parts of a quarter of a million characters, each with a name of its own where each gives rows of its own.
+
+    The first rules kept the beginning alone of a document that gives one row, as long as no token can be.
+    """
+    if rules == 1 and data.long_documents != "chunk":
         limit_chars = (data.sequence_length + 2) * TOKEN_CHARS
         yield replace(whole, document=Document(_first_chars(texts, limit_chars)))
         return
+    numbered = data.long_documents == "chunk"
     waiting, number = "", 0
     for text in texts:
         *ready, waiting = pieces(waiting + text, PART_CHARS) if waiting or text else [""]
         for part in ready:
-            yield _part(whole, part, number, last=False)
+            yield _part(whole, part, number if numbered else None, first=number == 0, last=False)
             number += 1
-    yield _part(whole, waiting, number, last=True)
+    yield _part(whole, waiting, number if numbered else None, first=number == 0, last=True)
 
 
-def _part(whole: Unit, text: str, number: int, last: bool) -> Unit:
-    return Unit(Document(text), whole.key + number.to_bytes(8, "little"), whole.line, first=number == 0, last=last)
+def _part(whole: Unit, text: str, number: int | None, *, first: bool, last: bool) -> Unit:
+    key = whole.key if number is None else whole.key + number.to_bytes(8, "little")
+    return Unit(Document(text), key, whole.line, first=first, last=last)
 
 
 def _first_chars(texts: Iterator[str], limit_chars: int) -> str:

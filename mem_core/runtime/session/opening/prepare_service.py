@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+from mem_core.core.run.record import RunRecord
 from mem_core.domain.errors import EnvironmentUnfit
 from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.machine.build import find_stale_locks, remove_stale_locks
@@ -12,6 +13,7 @@ from mem_core.infrastructure.telemetry.progress import PreparingView, Progress
 from mem_core.runtime.data.encoding.prepare import prepare_data
 from mem_core.runtime.data.values import PreparedData, PrepareProgress
 from mem_core.runtime.deepspeed.programs.build_ops import ops_needed
+from mem_core.runtime.models.encoding import CURRENT_RULES, rules_of
 from mem_core.runtime.models.folders import at_hand
 
 BUILD_DEADLINE_S = 1_200.0
@@ -56,8 +58,14 @@ def with_model_at_hand(request: RuntimeRequest, settings: Settings) -> RuntimeRe
     return request.model_copy(update={"model": request.model.model_copy(update={"source": source})})
 
 
-def prepare_tokens(request: RuntimeRequest, settings: Settings, vocab_size: int | None, progress: Progress) -> PreparedData:
-    """Token shards of the request's data, with a progress bar while they are made. Raises DataError and its kin."""
+def prepare_tokens(
+    request: RuntimeRequest, settings: Settings, vocab_size: int | None, progress: Progress, record: RunRecord | None
+) -> PreparedData:
+    """Token shards of the request's data, with a progress bar while they are made. A run with a `record` goes on under its own rules.
+
+    Raises DataError and its kin.
+    """
+    rules = CURRENT_RULES if record is None else rules_of(record.encoding)
 
     def show(done: PrepareProgress) -> None:
         progress.update(
@@ -67,4 +75,4 @@ def prepare_tokens(request: RuntimeRequest, settings: Settings, vocab_size: int 
         )
 
     tokenizer = at_hand(request.model.source, settings.model_cache_dir)
-    return prepare_data(request.data, request.training.seed, tokenizer, vocab_size, settings.data_cache_dir, show)
+    return prepare_data(request.data, request.training.seed, tokenizer, vocab_size, settings.data_cache_dir, show, rules)

@@ -4,7 +4,9 @@ from mem_core.core.run.state_manager import RunRecord
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.errors import DataError, RequestError
 from mem_core.runtime.data.values import PreparedData
+from mem_core.runtime.models.encoding import differences
 from mem_core.runtime.models.facts import ModelFacts
+from mem_core.runtime.models.folders import is_preset
 
 
 def refuse_other_machine(record: RunRecord, environment: EnvironmentReport) -> None:
@@ -18,15 +20,8 @@ def refuse_other_machine(record: RunRecord, environment: EnvironmentReport) -> N
 
 
 def refuse_other_inputs(record: RunRecord, data: PreparedData, model: ModelFacts) -> None:
-    """Raises DataError: other data. RequestError: another model."""
-    if record.data_fingerprint != data.fingerprint:
-        raise DataError(
-            f"the data of run {record.run_id} has changed since it was born",
-            field="data.train",
-            value=data.fingerprint[:16],
-            bound=record.data_fingerprint[:16],
-            remedy="Restore the files as they were, or use a new run_id for the new data.",
-        )
+    """Raises DataError: other data. RequestError: another encoding of it, or another model."""
+    refuse_other_data(record, data, "Restore the files as they were, or use a new run_id for the new data.")
     if record.model_fingerprint != model.fingerprint:
         raise RequestError(
             f"the model of run {record.run_id} has changed since it was born",
@@ -34,4 +29,30 @@ def refuse_other_inputs(record: RunRecord, data: PreparedData, model: ModelFacts
             value=model.fingerprint[:16],
             bound=record.model_fingerprint[:16],
             remedy="Restore the model folder as it was, or use a new run_id.",
+        )
+
+
+def refuse_other_data(record: RunRecord, data: PreparedData, remedy: str) -> None:
+    """The encoding first: where it is another one, the fingerprint is too, and nobody has touched the data.
+
+    Raises:
+        RequestError: the same text would have other token ids, part by part why. DataError: other data.
+    """
+    changed = differences(record.encoding, data.encoding)
+    if changed:
+        raise RequestError(
+            f"the encoding of run {record.run_id} has changed since it was born, and its text may have other token ids now: "
+            + "; ".join(changed),
+            field="model.source",
+            value=record.request.model.source,
+            remedy="Restore the tokenizer's files and install the versions that the run was born with, or use a new run_id.",
+        )
+    if record.data_fingerprint != data.fingerprint:
+        what = "data" if record.encoding or is_preset(record.request.model.source) else "data, or a file of its tokenizer,"
+        raise DataError(
+            f"the {what} of run {record.run_id} has changed since it was born",
+            field="data.train",
+            value=data.fingerprint[:16],
+            bound=record.data_fingerprint[:16],
+            remedy=remedy,
         )

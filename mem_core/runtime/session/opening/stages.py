@@ -118,6 +118,7 @@ def close_stage(stage: Stage, error: BaseException | None) -> None:
             stage.server.close()
             with contextlib.suppress(MemError):  # a newer attempt, or a full disk: the run is left all the same
                 stage.state.fence()
+                stage.state.emit(stage.order.ledger.drain())
                 stage.state.emit(ended_by(error))
             if stage.remote is not None:
                 stage.remote.close()
