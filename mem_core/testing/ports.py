@@ -1,5 +1,6 @@
 """What tests hand to `drive(..., prepared=...)`: faults inside ranks, recorded plans for a twin, and what a run left to compare."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,19 @@ def with_port(port: Callable[[Any], None]) -> Prepared:
             session.validator.replay.spec = session.segments.spec  # type: ignore[attr-defined]
 
     return change
+
+
+def tell_devices(runner: Any, folder: Path) -> None:
+    """For `with_port`, by `functools.partial`: write which devices a rank really uses into `<folder>/rank-N.json`.
+
+    `parameters`: where they are; `current`: torch's current device; `held_bytes`: what this process holds on each device.
+    """
+    import torch
+
+    devices = {str(parameter.device) for parameter in runner.engine.raw.module.parameters()}
+    held = {f"cuda:{index}": torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count())}
+    facts = {"parameters": sorted(devices), "current": torch.cuda.current_device(), "held_bytes": held}
+    (folder / f"rank-{runner.place.rank}.json").write_text(json.dumps(facts))
 
 
 def replaying(changes: tuple[MemoryPlanChange, ...]) -> Prepared:

@@ -10,8 +10,7 @@ import pytest
 
 from mem_core.domain.request import RuntimeRequest
 from mem_core.testing.driver import drive
-from mem_core.testing.ports import with_port
-from mem_core.testing.rank_devices import tell_devices
+from mem_core.testing.ports import tell_devices, with_port
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1_800)]
 MODEL = {"source": "preset:llama-nano"}
