@@ -9,5 +9,5 @@ folder beside `local/` that passes `mem_core.testing.contracts.ranks_contract` a
 May be called by session, proof and chaos, and by the composition root; the ports also by the training loop and adaptive memory.
 
 Never here: a decision about the run (that is `core.recovery`), a tensor, an import of DeepSpeed or Prefect. Never in a port: an
-address, a path below `live`, a pid.
+address, or a path below `live`.
 """
