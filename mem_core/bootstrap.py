@@ -108,7 +108,7 @@ def acquire(examined: Examined) -> Held:
         record = state.record()
         request = order.request
         if record is not None:
-            request = reconcile(record.request, request, allow_reshard=order.options.allow_reshard)
+            request = reconcile(record.request, request, allow_reshard=order.options.allow_reshard, as_born=order.options.as_born)
             refuse_other_machine(record, environment)
         remote = RemoteService(store, state, request.checkpoint, lambda why: _stop(order, why)) if store is not None else None
         server = order.options.server or start_fork_server(request, order.settings, environment)

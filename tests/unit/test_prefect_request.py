@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from flows.endurance_flow import endurance
-from flows.finetune_flow import finetune, finetune_request
+from flows.finetune_flow import derived_fields, finetune, finetune_request
 from flows.flow_request import refuse_relative_store, settled_request
 from flows.server.serve import AUTOMATIONS_FILE, DEPLOYMENTS_FILE, load_flow, read_deployments, to_deployment
+from mem_core.core.run.reconcile import reconcile
 from mem_core.domain.errors import RequestError
 from mem_core.domain.request import RuntimeRequest
 
@@ -67,6 +68,19 @@ def test_fine_tuning_parameters_become_a_request_with_ten_checkpoints() -> None:
     assert (request.training.segment_steps, request.training.warmup_steps, request.data.sequence_length) == (20, 20, 64)
     with pytest.raises(RequestError, match=r"training.learning_rate"):
         finetune_request(**{**finetune_values(), "learning_rate": 99})
+
+
+def test_a_fine_tuning_run_goes_on_with_more_steps_on_the_warm_up_of_its_birth() -> None:
+    """The tenth of more steps is another warm-up, which nobody asked for; one that was asked for is held to what it was."""
+    born = finetune_request(**finetune_values())
+    more = finetune_request(**{**finetune_values(), "max_steps": 900})
+    assert (born.training.warmup_steps, more.training.warmup_steps) == (20, 90)
+    going_on = reconcile(born, more, as_born=derived_fields({}))
+    assert (going_on.training.warmup_steps, going_on.training.max_steps, going_on.training.segment_steps) == (20, 900, 90)
+    overrides = {"training.warmup_steps": 7}
+    asked = settled_request(more, overrides, deployed=True, start_unix_s=0.0)
+    with pytest.raises(RequestError, match=r"training.warmup_steps: .*born with 20"):
+        reconcile(born, asked, as_born=derived_fields(overrides))
 
 
 def test_every_deployment_can_be_served_as_the_file_says() -> None:
