@@ -39,6 +39,11 @@ from mem_core.runtime.session.refusals import refuse_other_inputs, refuse_other_
 from mem_core.runtime.session.remote_service import RemoteService, fetch_record
 from mem_core.runtime.session.wiring import wire
 
+CHAOS_LEFT_OUT = (
+    "chaos is left out: training never hurts a run on purpose; mem drill REQUEST or the chaos-drill deployment does, "
+    "and compares with a twin"
+)
+
 
 def live_root(request: RuntimeRequest, settings: Settings) -> Path:
     """The local folder that holds live run folders: the store itself, or a cache of it where the store is remote."""
@@ -124,9 +129,10 @@ def _journal_start(state: StateManager, examined: Examined) -> None:
     damage = check_journal(state.folder / "journal")
     state.start_attempt(None, note=f"{environment.device}, {environment.dtype}: {environment.device_reason}")
     state.emit(DoctorReported(report=environment))
-    if damage:
-        state.emit(Noted(text=str(damage)))
-        progress.note(str(damage))
+    for text in (str(damage) if damage else "", CHAOS_LEFT_OUT if examined.order.request.chaos is not None else ""):
+        if text:
+            state.emit(Noted(text=text))
+            progress.note(text)
     state.mend_record()
 
 

@@ -182,6 +182,11 @@ class Site:
         """All of them."""
         return self.post("/task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run_id]}}, "limit": 200})
 
+    def log(self, flow_run_id: str) -> list[str]:
+        """Lines of its log."""
+        body = {"logs": {"flow_run_id": {"any_": [flow_run_id]}}, "sort": "TIMESTAMP_ASC", "limit": 200}
+        return [str(line["message"]) for line in self.post("/logs/filter", body)]
+
     def events(self, prefix: str, run_id: str) -> list[dict[str, Any]]:
         """Custom events of a run."""
         body = {"filter": {"event": {"prefix": [prefix]}, "resource": {"id": [f"mem.run.{run_id}"]}}, "limit": 50}
