@@ -103,6 +103,7 @@ def _drive(
 ) -> tuple[RunResult, MemError | None]:
     # Prefect prints each error twice with its whole traceback; the one message for people is ours.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    os.environ.setdefault("PREFECT_LOGGING_COLORS", "false")  # our standard error shows escape sequences as text
     from prefect.exceptions import ExternalSignal
 
     from flows.endurance_flow import endurance

@@ -53,6 +53,7 @@ def serve(file: Path = DEPLOYMENTS_FILE, port: int = 4200, limit: int = 4) -> in
 def _serve(entries: list[dict[str, Any]], api_url: str, limit: int) -> None:
     os.environ.update(PREFECT_API_URL=api_url, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE="false")
     os.environ.setdefault("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", HEARTBEAT_S)
+    os.environ.setdefault("PREFECT_LOGGING_COLORS", "false")  # our standard error shows escape sequences as text
     import httpx
     from prefect.exceptions import TerminationSignal
     from prefect.runner import Runner

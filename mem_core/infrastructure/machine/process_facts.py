@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from mem_core.domain.errors import EnvironmentUnfit
+
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -61,3 +63,27 @@ def tail(path: Path, num_lines: int, max_bytes: int = 16_384) -> tuple[str, ...]
     except OSError:
         return ()
     return tuple(text.splitlines()[-num_lines:])
+
+
+def refuse_lost_working_folder() -> None:
+    """Every worker starts in the folder that this process stands in; one that is gone kills each of them without a word.
+
+    Raises:
+        EnvironmentUnfit: it was deleted, moved out of reach or cannot be entered any more.
+    """
+    try:
+        stands = os.getcwd()
+        os.stat(stands)
+    except OSError as exc:
+        raise EnvironmentUnfit(
+            "the working folder is gone",
+            value=_last_known_folder(),
+            remedy=f"Go to a folder that exists and give the command there ({exc.strerror}).",
+        ) from exc
+
+
+def _last_known_folder() -> str:
+    try:
+        return os.readlink("/proc/self/cwd")
+    except OSError:
+        return "its name is not known any more"
