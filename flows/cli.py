@@ -85,6 +85,14 @@ def _serve_verb(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     verb.add_argument("--file", metavar="PREFECT.yaml", help="deployments to serve; default deployments/prefect.yaml of MEM")
     verb.add_argument("--port", type=int, default=4200, help="port of the local server (not used with PREFECT_API_URL)")
     verb.add_argument("--limit", type=int, default=4, help="flow runs at the same time")
+    verb.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        dest="hosts",
+        help="another name under which a tunnel or an ingress leads to the local server; may be given several times",
+    )
     verb.set_defaults(json=False)
 
 
@@ -157,7 +165,7 @@ def run_verb(arguments: argparse.Namespace) -> int:
         case "serve":
             from flows.server.serve import DEPLOYMENTS_FILE, serve
 
-            return serve(Path(arguments.file) if arguments.file else DEPLOYMENTS_FILE, arguments.port, arguments.limit)
+            return serve(Path(arguments.file) if arguments.file else DEPLOYMENTS_FILE, arguments.port, arguments.limit, arguments.hosts)
         case _:
             return _inspect(arguments)
 

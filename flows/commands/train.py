@@ -49,7 +49,7 @@ def train(path: str, overrides: list[str], as_json: bool, allow_reshard: bool = 
     server = None
     try:
         if not settings.prefect_api_url:
-            server = EmbeddedServer.start(settings, f"{live_root(request, settings)}/{request.run_id}")
+            server = EmbeddedServer.start(settings, f"{live_root(request, settings)}/{request.run_id}", note=progress.note)
             note_embedded(server)
             _configure_client(server.url)
             server.wait_ready()

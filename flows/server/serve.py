@@ -7,8 +7,8 @@ waits for the flows, which commit and end as Cancelled; a process worker kills i
 import asyncio
 import contextlib
 import os
-import socket
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from flows.server.embedded import EmbeddedServer
+from flows.server.gate import allowed_hosts
 from mem_core.domain.errors import EnvironmentUnfit, RequestError
 from mem_core.infrastructure.settings import Settings
 
@@ -27,18 +28,19 @@ AUTOMATIONS_FILE = DEPLOYMENTS_FILE.with_name("automations.yaml")
 HEARTBEAT_S = "30"  # the shortest that Prefect allows; the automation that finds dead flows counts on it
 
 
-def serve(file: Path = DEPLOYMENTS_FILE, port: int = 4200, limit: int = 4) -> int:
+def serve(file: Path = DEPLOYMENTS_FILE, port: int = 4200, limit: int = 4, hosts: Sequence[str] = ()) -> int:
     """Serve until SIGTERM or Ctrl-C. With PREFECT_API_URL set, that server is used and none is started.
+
+    `hosts`: names beside loopback's own under which a tunnel or an ingress leads here.
 
     Raises:
         RequestError: the file is missing or wrong. EnvironmentUnfit: the port is taken or the server does not start.
     """
-    entries = read_deployments(file)
+    entries, allowed = read_deployments(file), allowed_hosts(hosts)
     settings = Settings.from_environment()
     server = None
     if settings.prefect_api_url is None:
-        _refuse_taken_port(port)
-        server = EmbeddedServer.start(settings, "serve", port=port, ui=True)
+        server = EmbeddedServer.start(settings, "serve", port=port, ui=True, allowed_hosts=allowed, note=_say)
     try:
         if server is not None:
             server.wait_ready()
@@ -139,15 +141,5 @@ def _schedule(entry: dict[str, Any]) -> dict[str, Any]:
     return schedule  # type: ignore[return-value]
 
 
-def _refuse_taken_port(port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as exc:
-            raise EnvironmentUnfit(
-                f"port {port} is taken",
-                field="--port",
-                value=port,
-                remedy="Another server runs there: set PREFECT_API_URL to it, stop it, or give another --port.",
-            ) from exc
+def _say(text: str) -> None:
+    print(f"mem: {text}", file=sys.stderr, flush=True)

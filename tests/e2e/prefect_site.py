@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import psutil
 
-from flows.server.embedded import EmbeddedServer, free_port
+from flows.server.embedded import EmbeddedServer
 from mem_core.infrastructure.settings import Settings
 
 BIN = Path(sys.executable).parent
@@ -26,10 +26,9 @@ FINAL = {"Completed", "Failed", "Cancelled", "Crashed"}
 class Site:
     """Started processes, and the API over plain HTTP, so that a test never shares code with what it looks at."""
 
-    def __init__(self, folder: Path, port: int) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.url = f"http://127.0.0.1:{port}/api"
-        self._port = port
+        self._port: int | None = None
         self._server: EmbeddedServer | None = None
         self.serving: subprocess.Popen[bytes] | None = None
 
@@ -37,7 +36,7 @@ class Site:
     @contextlib.contextmanager
     def open(cls, folder: Path, serving: bool = True) -> "Iterator[Site]":
         """Server and, if wanted, `mem serve`; both are gone afterwards."""
-        site = cls(folder, free_port())
+        site = cls(folder)
         try:
             site.start_server()
             if serving:
@@ -55,7 +54,13 @@ class Site:
         """On the same port and database as before."""
         settings = dataclasses.replace(Settings.from_environment(), prefect_api_url=None)
         self._server = EmbeddedServer.start(settings, str(self.folder), port=self._port, ui=True)
+        self._port = self._server.port
         self._server.wait_ready()
+
+    @property
+    def url(self) -> str:
+        """Of the API; the same after the server was started again."""
+        return f"http://127.0.0.1:{self._port}/api"
 
     @property
     def database(self) -> Path:
