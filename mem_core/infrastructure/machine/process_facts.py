@@ -48,6 +48,15 @@ def start_ticks(pid: int) -> int | None:
     return None if fields[0] in ("Z", "X") else int(fields[19])
 
 
+def command_of(pid: int, max_characters: int = 120) -> str:
+    """The command line of a process, cut to a readable length; empty when it is gone."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    except OSError:
+        return ""
+    return " ".join(word.decode("utf-8", "replace") for word in words)[:max_characters]
+
+
 def boot_id() -> str:
     """Identity of this boot of this machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
