@@ -114,12 +114,12 @@ class Site:
         """Until a log says something."""
         wait_for(lambda: text in (self.folder / log).read_text(errors="replace"), f"{text!r} in {log}", START_LIMIT_S)
 
-    def prefect(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    def prefect(self, *arguments: str, folder: Path | None = None) -> "subprocess.CompletedProcess[str]":
         """The `prefect` command in a clean shell."""
         return subprocess.run(
             [str(BIN / "prefect"), "--no-prompt", *arguments],
             env={**self.environment, "COLUMNS": "400"},
-            cwd=self.folder,
+            cwd=folder or self.folder,
             capture_output=True,
             text=True,
             timeout=300,
@@ -131,6 +131,10 @@ class Site:
     def post(self, path: str, body: dict[str, Any]) -> Any:
         """One call."""
         return self._call("POST", path, json=body)
+
+    def patch(self, path: str, body: dict[str, Any]) -> None:
+        """One call."""
+        self._call("PATCH", path, json=body)
 
     def get(self, path: str) -> Any:
         """One call."""
@@ -172,6 +176,10 @@ class Site:
     def state(self, flow_run_id: str) -> str:
         """Name of its state."""
         return str(self.flow_run(flow_run_id)["state_name"])
+
+    def states(self, flow_run_id: str) -> list[dict[str, Any]]:
+        """All that it was in, oldest first."""
+        return sorted(self.get(f"/flow_run_states/?flow_run_id={flow_run_id}"), key=lambda state: state["timestamp"])
 
     def wait_end(self, flow_run_id: str, limit_s: float = 600.0) -> dict[str, Any]:
         """Until it is final."""
