@@ -39,6 +39,7 @@ SERVER_SETTINGS = {
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
+    "PREFECT_SERVER_API_MAX_PARAMETER_SIZE": "0",  # a request that names thousands of files is one all the same
     "PREFECT_UI_ENABLED": "false",
     "PREFECT_LOGGING_SERVER_LEVEL": "ERROR",
 }
