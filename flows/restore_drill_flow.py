@@ -12,6 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 from pydantic import Field
 
+from flows.commands.owned import run_to_end
 from flows.context import is_deployed
 from flows.flow_request import refuse_relative_store
 from flows.mem_flow import mem_flow
@@ -65,10 +66,7 @@ def prove_newest(folder: str, level: str) -> list[dict[str, Any]]:
         NoValidCheckpoint: the run has none. MemError: it cannot be judged. InternalError: the process gave no answer.
     """
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "flows.commands.restore_probe", folder, str(os.getpid()), level],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S,
-        )  # fmt: skip
+        done = run_to_end([sys.executable, "-m", "flows.commands.restore_probe", folder, str(os.getpid()), level], timeout_s=DEADLINE_S)
     except subprocess.TimeoutExpired as exc:
         raise InternalError(f"no verdict within {DEADLINE_S:.0f} s", remedy="Is the disk that slow? Report it otherwise.") from exc
     try:

@@ -1,6 +1,9 @@
 """What `mem serve` makes of its file and of what people have changed since; which crashed runs are scheduled again."""
 
 import datetime
+import os
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.objects import DeploymentSchedule, State, StateType
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 
+from flows.commands.owned import run_to_end
 from flows.server.restarts import MAX_RESTARTS, GiveUp, LeaveAlone, Restart, judge
 from flows.server.schedules import merge_schedules
 from flows.server.serve import load_flow, read_deployments, to_schedules
@@ -98,3 +102,11 @@ def test_a_file_that_lists_no_deployments_is_refused(text: str, tmp_path: Path) 
 def test_a_flow_that_does_not_exist_is_named(entrypoint: str) -> None:
     with pytest.raises(RequestError, match="there is no such flow"):
         load_flow(entrypoint)
+
+
+def test_a_command_has_ended_when_it_ends_whoever_holds_its_output() -> None:
+    """A process that it leaves behind would hold a pipe open for ever."""
+    program = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid)"
+    done = run_to_end([sys.executable, "-c", program], timeout_s=60)
+    os.kill(int(done.stdout), signal.SIGKILL)
+    assert done.returncode == 0
