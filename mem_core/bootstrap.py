@@ -40,6 +40,11 @@ from mem_core.runtime.session.opening.stages import Examined, Held, Prepared, Ru
 from mem_core.runtime.session.opening.wiring import wire
 from mem_core.runtime.session.remote_service import RemoteService, fetch_record
 
+CHAOS_LEFT_OUT = (
+    "chaos is left out: training never hurts a run on purpose; mem drill REQUEST or the chaos-drill deployment does, "
+    "and compares with a twin"
+)
+
 
 def live_root(request: RuntimeRequest, settings: Settings) -> Path:
     """The local folder that holds live run folders: the store itself, or a cache of it where the store is remote."""
@@ -114,7 +119,7 @@ def acquire(examined: Examined) -> Held:
         record = state.record()
         request = order.request
         if record is not None:
-            request = reconcile(record.request, request, allow_reshard=order.options.allow_reshard)
+            request = reconcile(record.request, request, allow_reshard=order.options.allow_reshard, as_born=order.options.as_born)
             refuse_other_machine(record, environment)
         remote = RemoteService(store, state, request.checkpoint, lambda why: _stop(order, why)) if store is not None else None
         server = order.options.server or start_fork_server(request, order.settings, environment)
@@ -130,9 +135,10 @@ def _journal_start(state: StateManager, examined: Examined) -> None:
     damage = check_journal(state.folder / "journal")
     state.start_attempt(None, note=f"{environment.device}, {environment.dtype}: {environment.device_reason}")
     state.emit(DoctorReported(report=environment))
-    if damage:
-        state.emit(Noted(text=str(damage)))
-        progress.note(str(damage))
+    for text in (str(damage) if damage else "", CHAOS_LEFT_OUT if examined.order.request.chaos is not None else ""):
+        if text:
+            state.emit(Noted(text=text))
+            progress.note(text)
     state.mend_record()
 
 

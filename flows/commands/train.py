@@ -49,7 +49,7 @@ def train(path: str, overrides: list[str], as_json: bool, allow_reshard: bool = 
     server = None
     try:
         if not settings.prefect_api_url:
-            server = EmbeddedServer.start(settings, f"{live_root(request, settings)}/{request.run_id}")
+            server = EmbeddedServer.start(settings, f"{live_root(request, settings)}/{request.run_id}", note=progress.note)
             note_embedded(server)
             _configure_client(server.url)
             server.wait_ready()
@@ -103,6 +103,7 @@ def _drive(
 ) -> tuple[RunResult, MemError | None]:
     # Prefect prints each error twice with its whole traceback; the one message for people is ours.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    os.environ.setdefault("PREFECT_LOGGING_COLORS", "false")  # our standard error shows escape sequences as text
     from prefect.exceptions import ExternalSignal
 
     from flows.endurance_flow import endurance

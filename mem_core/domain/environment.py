@@ -140,6 +140,7 @@ class LockObservation(Value):
     age_s: float
     stale: bool
     reason: str = ""
+    owner_pid: int | None = None
 
 
 class BuildObservation(Value):

@@ -64,6 +64,7 @@ class EnvironmentDoctor:
             *([dtype_finding] if accelerator.exit_code != PolicyRefused.exit_code else []),  # judged on the wrong device otherwise
             threads_finding,
             compute.batch_finding(request, rows),
+            *compute.schedule_findings(request),
             *(_budget_finding(budget) for budget in budgets),
             *(compute.model_findings(request, model) if model is not None else ()),
             *(memory.memory_findings(model, request, dtype, device, budgets, rows) if model is not None else ()),

@@ -97,7 +97,7 @@ def _judge_lock(path: Path, now_unix_s: float, *, shared: bool, root: Path) -> L
         return LockObservation(path=str(path), age_s=0, stale=False, reason="it has just gone")
     owner, all_seen = _process_with_open(path, root)
     if owner is not None:
-        return LockObservation(path=str(path), age_s=age_s, stale=False, reason=f"process {owner} has it open")
+        return LockObservation(path=str(path), age_s=age_s, stale=False, reason=f"process {owner} has it open", owner_pid=owner)
     if shared or not all_seen:
         where = "its folder is on a shared filesystem" if shared else "some processes cannot be looked at"
         stale = age_s > SHARED_LOCK_MAX_AGE_S

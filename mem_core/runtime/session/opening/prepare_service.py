@@ -1,29 +1,25 @@
 """What must be ready before the first step: DeepSpeed's ops and the token shards. Each is made once and found again at once."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 
 from mem_core.core.run.record import RunRecord
-from mem_core.domain.errors import EnvironmentUnfit
 from mem_core.domain.request import RuntimeRequest
-from mem_core.infrastructure.machine.build import find_stale_locks, remove_stale_locks
+from mem_core.infrastructure.machine.build import remove_stale_locks
 from mem_core.infrastructure.settings import Settings, child_environment
 from mem_core.infrastructure.telemetry.progress import PreparingView, Progress
 from mem_core.runtime.data.encoding.prepare import prepare_data
 from mem_core.runtime.data.values import PreparedData, PrepareProgress
 from mem_core.runtime.deepspeed.programs.build_ops import ops_needed
+from mem_core.runtime.deepspeed.programs.build_watch import BuildWatch, build_command, watch_build
 from mem_core.runtime.models.encoding import CURRENT_RULES, rules_of
 from mem_core.runtime.models.folders import at_hand
-
-BUILD_DEADLINE_S = 1_200.0
 
 
 def prepare_ops(request: RuntimeRequest, settings: Settings, device: str, max_jobs: int, note: Callable[[str], None]) -> None:
     """Remove stale build locks, then build what this request's engine needs, in a process of its own with a deadline.
 
     Raises:
-        EnvironmentUnfit: the build failed (with the compiler's last lines) or ran past its deadline.
+        EnvironmentUnfit: the build failed (with the compiler's last lines) or ran past its deadline (with who holds the lock).
     """
     folder = settings.torch_extensions_dir
     for lock in remove_stale_locks(folder):
@@ -31,25 +27,10 @@ def prepare_ops(request: RuntimeRequest, settings: Settings, device: str, max_jo
     names = ops_needed(request.deepspeed)
     if not names:
         return
-    note(f"building DeepSpeed ops once: {', '.join(names)} (up to {BUILD_DEADLINE_S / 60:.0f} minutes; later starts find them ready)")
+    limit_min = BuildWatch().deadline_s / 60
+    note(f"building DeepSpeed ops once: {', '.join(names)} (up to {limit_min:.0f} minutes; later starts find them ready)")
     environment = child_environment(settings, device="cuda" if device == "cuda" else "cpu", max_jobs=max_jobs)
-    try:
-        subprocess.run(
-            [sys.executable, "-m", "mem_core.runtime.deepspeed.programs.build_ops", *names],
-            env=environment, check=True, capture_output=True, text=True, timeout=BUILD_DEADLINE_S, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as exc:
-        locks = ", ".join(str(lock.path) for lock in find_stale_locks(folder))
-        raise EnvironmentUnfit(
-            f"building {', '.join(names)} took over {BUILD_DEADLINE_S / 60:.0f} minutes",
-            value=locks or None,
-            remedy=f"Look for a build lock under {folder} and remove it, then start again.",
-        ) from exc
-    except subprocess.CalledProcessError as exc:
-        lines = (exc.stdout + exc.stderr).strip().splitlines()[-15:]
-        raise EnvironmentUnfit(
-            f"building {', '.join(names)} failed: {' | '.join(lines)[-1500:]}", remedy="Mend the compiler named above, then start again."
-        ) from exc
+    watch_build(build_command(names), environment, folder, note)
 
 
 def with_model_at_hand(request: RuntimeRequest, settings: Settings) -> RuntimeRequest:

@@ -42,7 +42,8 @@ class OpeningOptions:
     "module:function", is called in each rank with its runner once it is built. `on_converted` is told of a universal checkpoint
     before it is used. `server`: somebody's fork server, begun early or shared. `first_plan_changes`: recorded memory plans of
     another run that this one starts with, so that a twin splits its batches in the same way. `person_at_hand`: whether somebody can
-    be asked while it runs.
+    be asked while it runs. `as_born`: dotted names of values that the driver derived and nobody asked for; a run that goes on keeps
+    those of its birth.
     """
 
     allow_reshard: bool = False
@@ -51,6 +52,7 @@ class OpeningOptions:
     server: ForkServer | None = None
     first_plan_changes: tuple[MemoryPlanChange, ...] = ()
     person_at_hand: bool = False
+    as_born: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
