@@ -211,7 +211,7 @@ def test_a_document_that_cannot_be_cut_is_named(tmp_path: Path) -> None:
     work = Tokenizing(encoder, data, has_mask=False, vocab_size=None)
     writer = ShardWriter(tmp_path / "rows", encoder.vocab_size, has_mask=False)
     rows = RowMaker(writer, data, has_mask=False)
-    (source,) = resolve_files([str(path)], "auto", "data.train")
+    (source,) = resolve_files([str(path)], DataSection(), "data.train")
     list(work.read(Readable(source, str(path), "0" * 64), Target(rows)))
     with pytest.raises(DataError, match=r"a.jsonl:2: over 4096 characters without a place where this tokenizer lets them be cut"):
         work.flush()

@@ -50,6 +50,9 @@ class PreparedData(Value):
     num_files: int = 0
     size_bytes: int = Field(0, description="Bytes of the source files.")
     notes: tuple[str, ...] = Field((), description="What a person should know: empty files, missing masks, no validation rows.")
+    index_sha256: dict[str, str] = Field(
+        default={}, description="Digest of the index of each folder of rows; empty before version 2 of the cache."
+    )
     encoding: dict[str, str] = Field({}, description="All that decides token ids, part by part; empty under the first rules.")
 
 

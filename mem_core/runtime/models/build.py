@@ -57,7 +57,7 @@ def load_tokenizer(source: str, cache_dir: Path | None = None) -> Any:
         raise RequestError("the folder has no tokenizer files", field="model.source", value=source, remedy="Add tokenizer.json and its kin")
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as exc:
+    except Exception as exc:  # the library beneath raises bare Exceptions for files that are no tokenizers
         raise RequestError(
             f"the tokenizer cannot be loaded: {exc}", field="model.source", value=source, remedy="Add complete tokenizer files"
         ) from exc

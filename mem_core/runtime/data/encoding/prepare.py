@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -50,24 +50,25 @@ def prepare_data(
     job = PrepareJob(
         data=data, tokenizer_source=tokenizer_source, vocab_size=vocab_size, cache_dir=cache_dir, parent_pid=os.getpid(), rules=rules
     )
-    prepared = _from_cache(job)
+    train, validation, notes = resolve_job(data, rules)
+    prepared = _from_cache(job, train, validation)
     if prepared is None:
         prepared = _run(job, on_progress or (lambda progress: None))
+    prepared = prepared.model_copy(update={"notes": (*notes, *prepared.notes)})  # names are no part of what is cached
     check_prepared(prepared, data, vocab_size)
     return prepared
 
 
-def _from_cache(job: PrepareJob) -> PreparedData | None:
+def _from_cache(job: PrepareJob, train: Sequence[SourceFile], validation: Sequence[SourceFile]) -> PreparedData | None:
     """What an earlier call made of the same files, known by their stamps without reading them."""
-    train, validation = resolve_job(job.data)
-    name = None
-    if job.cache_dir.is_dir():
-        hashes = HashCache(job.cache_dir)
-        pairs = [(file, hashes.get(file)) for file in (*train, *validation)]
-        known: list[tuple[SourceFile, str]] = [(file, digest) for file, digest in pairs if digest is not None]
-        if len(known) == len(pairs):
-            name = fingerprint(job.data, known[: len(train)], known[len(train) :], job.tokenizer_source, job.rules)
-    return None if name is None else load_prepared(job.cache_dir, name)
+    if not job.cache_dir.is_dir():
+        return None
+    hashes = HashCache(job.cache_dir)
+    pairs = [(file, hashes.get(file)) for file in (*train, *validation)]
+    known: list[tuple[SourceFile, str]] = [(file, digest) for file, digest in pairs if digest is not None]
+    if len(known) < len(pairs):
+        return None
+    return load_prepared(job.cache_dir, fingerprint(job.data, known[: len(train)], known[len(train) :], job.tokenizer_source, job.rules))
 
 
 def _run(job: PrepareJob, on_progress: Callable[[PrepareProgress], None]) -> PreparedData:

@@ -25,7 +25,7 @@ from mem_core.runtime.data.encoding.first_rules import FirstRules
 from mem_core.runtime.data.encoding.notices import notices
 from mem_core.runtime.data.encoding.sequences import RowMaker
 from mem_core.runtime.data.encoding.tokenizing import Target, Tokenizing
-from mem_core.runtime.data.reading.sources import SourceFile, resolve_files, unchanged
+from mem_core.runtime.data.reading.sources import SourceFile, each_once, resolve_files, unchanged
 from mem_core.runtime.data.reading.units import Readable, hash_file
 from mem_core.runtime.data.serving.shards import ShardWriter, TokenIndex
 from mem_core.runtime.data.values import OnProgress, PreparedData, PrepareJob, PrepareProgress
@@ -43,7 +43,7 @@ def prepare_here(job: PrepareJob, on_progress: OnProgress) -> PreparedData:
         DataError, RequestError: see `prepare_data`.
     """
     with staging_folder(job.cache_dir) as folder:
-        train, validation = resolve_job(job.data)
+        train, validation, _ = resolve_job(job.data, job.rules)
         report = _Reporter(on_progress, sum(file.size_bytes for file in (*train, *validation)))
         hashes = HashCache(job.cache_dir)
         readable = [_readable(file, number, folder, hashes, report) for number, file in enumerate((*train, *validation))]
@@ -67,10 +67,14 @@ def prepare_here(job: PrepareJob, on_progress: OnProgress) -> PreparedData:
     return made.model_copy(update={"from_cache": False})
 
 
-def resolve_job(data: DataSection) -> tuple[tuple[SourceFile, ...], tuple[SourceFile, ...]]:
-    """Training and validation files of a data section."""
+def resolve_job(data: DataSection, rules: int) -> tuple[tuple[SourceFile, ...], tuple[SourceFile, ...], tuple[str, ...]]:
+    """Training and validation files of a data section, each real file once in its list, and notes. The first rules took them as named."""
     own = data.validation if isinstance(data.validation, tuple) else ()
-    return resolve_files(data.train, data.format, "data.train"), resolve_files(own, data.format, "data.validation")
+    train, validation = resolve_files(data.train, data, "data.train", rules), resolve_files(own, data, "data.validation", rules)
+    if rules == 1:
+        return train, validation, ()
+    (train, notes), (validation, more) = each_once(train), each_once(validation)
+    return train, validation, (*notes, *more)
 
 
 class _Reporter:

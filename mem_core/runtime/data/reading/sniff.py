@@ -24,7 +24,7 @@ def sniff_data(request: RuntimeRequest) -> DataNumbers:
     parquet: list[str] = []
     for field, source in chain.from_iterable(((name, source) for source in sources) for name, sources in lists):
         try:
-            for found in resolve_files([source], request.data.format, field):
+            for found in resolve_files([source], request.data, field):
                 problem = "" if found.is_remote else sniff_file(found.path, found.kind)
                 files.append(DataFile(path=found.path, size_bytes=found.size_bytes, problem=problem))
         except RequestError as exc:
