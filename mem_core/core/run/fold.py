@@ -16,6 +16,7 @@ from mem_core.domain.events import (
     CheckpointCommitted,
     CheckpointJudged,
     CheckpointRemoved,
+    CheckpointSealed,
     DoctorReported,
     Evaluated,
     Event,
@@ -26,6 +27,7 @@ from mem_core.domain.events import (
     OomAbsorbed,
     PolicyDecided,
     Recovered,
+    Resumed,
     RunEnded,
     SegmentEnded,
     SegmentStarted,
@@ -119,11 +121,14 @@ class RunFold:
             case FaultMet():
                 self._failures.fault_met(event)
                 self._back_step = event.step
+            case Resumed():
+                self._line.resume(event)
+                self._back_step = None
             case Recovered():
                 self._failures.recovered(event)
             case Evaluated():
                 self._validation_loss = event.validation_loss
-            case BatchSkipped() | Noted() | AttemptStarted() | RunEnded() | TimeSpent():
+            case CheckpointSealed() | BatchSkipped() | Noted() | AttemptStarted() | RunEnded() | TimeSpent():
                 pass
             case _:
                 assert_never(event)
@@ -167,7 +172,7 @@ class RunFold:
             loss_last=line.loss_last,
             validation_loss=self._validation_loss,
             tokens=line.tokens,
-            tokens_per_s=line.tokens / line.duration_s if line.duration_s > 0 else 0.0,
+            tokens_per_s=line.tokens_per_s,
             restarts=self._failures.restarts,
             ooms_absorbed=self._failures.ooms_absorbed,
             ooms_fatal=self._failures.ooms_fatal,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mem_core.domain.events import CheckpointCommitted, CheckpointJudged, FaultMet, Recovered
+from mem_core.domain.events import CheckpointCommitted, CheckpointJudged, FaultMet, Recovered, Resumed
 from mem_core.domain.run import CheckpointCounts, FaultRecord, RepeatedFailure
 from mem_core.domain.segment import OutOfMemory, SegmentCompleted, SegmentFailure, SegmentInterrupted, describe_failure
 
@@ -50,6 +50,12 @@ class LineOfWork:
         return next((stretch.loss_last for stretch in reversed(self._stretches) if stretch.loss_last is not None), None)
 
     @property
+    def tokens_per_s(self) -> float:
+        """Over the time of the segments that count; tokens of segments that the journal lost have no time."""
+        timed_tokens = self.tokens - sum(stretch.tokens for stretch in self._stretches if stretch.duration_s <= 0)
+        return timed_tokens / self.duration_s if self.duration_s > 0 else 0.0
+
+    @property
     def digests(self) -> tuple[str, str]:
         """(trajectory digest, weights digest) of the position, empty where the segment named none."""
         if not self._stretches or self._stretches[-1].to_step != self.applied_steps:
@@ -83,6 +89,18 @@ class LineOfWork:
         self.go_back(step)
         self.applied_steps = max(self.applied_steps, step)
         self.reached(step)
+
+    def resume(self, event: Resumed) -> None:
+        """Work goes on from a checkpoint; where the journal has lost what led there, the checkpoint's own word stands for it."""
+        self.go_to(event.step)
+        if self._stretches and self._stretches[-1].to_step == event.step:
+            return
+        self._skipped_steps = max(0, event.batch_index - event.step)
+        tokens = max(0, event.tokens - self.tokens)
+        self.tokens += tokens
+        self._stretches.append(
+            _Stretch(event.step, self.batch_index, tokens, 0.0, None, None, event.trajectory_digest, event.weights_digest)
+        )
 
     def go_back(self, step: int) -> None:
         """Drop what lies beyond `step`; nothing happens where nothing does."""

@@ -2,17 +2,17 @@
 
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from mem_core.core.recovery.deadlines import PhaseTimes
+from mem_core.core.run.belonging import CheckpointWords
 from mem_core.domain.checkpoint import TrainingPosition
-from mem_core.domain.events import CheckpointJudged
+from mem_core.domain.events import CheckpointJudged, Resumed
 from mem_core.infrastructure.telemetry.metrics import discard_metrics_after
 from mem_core.runtime.ranks.local.group import WorkerGroup
 from mem_core.runtime.ranks.local.processes import ForkServer
 from mem_core.runtime.ranks.worker.protocol import ReplayEvidence, WorkerSpec
 from mem_core.runtime.session.attempt import Attempt
-from mem_core.runtime.session.checkpoint_service import CheckpointService
+from mem_core.runtime.session.checkpoint_service import CheckpointService, ResumePoint
 from mem_core.runtime.session.memory_service import MemoryService
 
 
@@ -55,6 +55,7 @@ class LiveRanks:
     _group: WorkerGroup | None = None
     _spent: WorkerGroup | None = None
     _tries: int = 0
+    _told_step: int | None = None
 
     def locate(self) -> TrainingPosition:
         """Where the next segment starts: the engine's position, or that of the newest proven checkpoint."""
@@ -63,10 +64,36 @@ class LiveRanks:
         assert self.standing.position is not None
         return self.standing.position
 
-    def _resume_point(self) -> tuple[Path | None, TrainingPosition]:
-        folder, position = self.checkpoints.resume(self.setup.fresh, self._ever_validated)
-        self.standing.position, self.standing.validated_step = position, position.applied_steps or None
-        return folder, position
+    def _resume_point(self) -> ResumePoint:
+        point = self.checkpoints.resume(self.setup.fresh, self._ever_validated)
+        self.standing.position, self.standing.validated_step = point.position, point.position.applied_steps or None
+        self._tell_where(point)
+        return point
+
+    def _tell_where(self, point: ResumePoint) -> None:
+        """Journal what is taken up, once; and say what was proven in this run's life and lies nowhere any more."""
+        position, first = point.position, self._told_step is None
+        if position.applied_steps == self._told_step:
+            return
+        self._told_step = position.applied_steps
+        if point.folder is not None:
+            self.attempt.state.emit(
+                Resumed(
+                    step=position.applied_steps,
+                    batch_index=position.batch_index,
+                    tokens=position.tokens,
+                    weights_digest=point.weights_digest,
+                    trajectory_digest=position.trajectory_digest,
+                )
+            )
+        words = CheckpointWords(line.event for line in self.attempt.state.lines()) if first else CheckpointWords()
+        missing = words.proven_beyond(position.applied_steps)
+        if missing:
+            steps = f"step{'' if len(missing) == 1 else 's'} {', '.join(map(str, missing))}"
+            self.attempt.note(
+                f"the journal says that {steps} had been proven, and no copy of that was found: "
+                f"going on from step {position.applied_steps}, what came after it is done again"
+            )
 
     def _ever_validated(self) -> bool:
         """Ever in the run's life: the fold forgets a step again once it was condemned."""
@@ -100,8 +127,8 @@ class LiveRanks:
             return self._restore()
 
     def _restore(self) -> WorkerGroup:
-        folder, position = self._resume_point()
-        position = self.memory.restored(position)
+        point = self._resume_point()
+        folder, position = point.folder, self.memory.restored(point.position)
         self.standing.position = None  # until the engine stands there
         self._group = WorkerGroup(
             self.setup.server,

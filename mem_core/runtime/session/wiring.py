@@ -3,7 +3,8 @@
 import os
 from dataclasses import replace
 
-from mem_core.core.run.state_manager import RunRecord
+from mem_core.core.run.belonging import CheckpointWords, birth_of
+from mem_core.core.run.state_manager import RunRecord, StateManager
 from mem_core.domain.checkpoint import CheckpointExpectation, TrainingPosition
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.request import RuntimeRequest
@@ -38,7 +39,7 @@ def wire(held: Held, request: RuntimeRequest, data: PreparedData, record: RunRec
     """
     attempt, environment = held.attempt(request), held.examined.environment
     validator = ValidatorProcess(held.server, IntegrityValidator(signature_key=_key(held)))
-    manager = _manager(held, request, validator)
+    manager = _manager(held, request, validator, record)
     limit_bytes = next((budget.budget_bytes for budget in environment.memory if budget.kind == "host"), 0)
     checkpoints = _checkpoints(held, manager, limit_bytes)
     spec = _worker_spec(held, with_model_at_hand(request, held.order.settings), data, record)
@@ -57,7 +58,7 @@ def wire(held: Held, request: RuntimeRequest, data: PreparedData, record: RunRec
         skips=skips,
         watch=SegmentWatch(attempt, standing, limit_bytes),
         pace=pace,
-        born_with=BornWith(environment.versions, data.fingerprint),
+        born_with=BornWith(environment.versions, record.data_fingerprint),
     )
     live = held.state.folder / "live" / f"{os.getpid()}-replay"
     validator.replay = ReplayService(
@@ -72,17 +73,28 @@ def _key(held: Held) -> bytes | None:
     return text.encode() if text else None
 
 
-def _manager(held: Held, request: RuntimeRequest, validator: ValidatorProcess) -> CheckpointManager:
-    """Of this attempt, with a newer checkpoint from the mirror brought in."""
+def _manager(held: Held, request: RuntimeRequest, validator: ValidatorProcess, record: RunRecord) -> CheckpointManager:
+    """Of this attempt, with what is not this run's set aside, and a newer checkpoint from the mirror brought in."""
     state, remote = held.state, held.remote
     expectation = CheckpointExpectation(num_ranks=request.parallel.num_ranks, zero_stage=request.parallel.zero_stage)
-    scope = CheckpointScope(state.folder, request.run_id, state.attempt, request.checkpoint, expectation)
-    ports = CheckpointPorts(fence=state.fence, emit=state.emit, held=remote.held if remote is not None else tuple)
+    scope = CheckpointScope(state.folder, request.run_id, state.attempt, request.checkpoint, expectation, birth_of(record))
+    ports = CheckpointPorts(
+        fence=state.fence, emit=state.emit, words=_words(state), tell=held.order.progress.note,
+        held=remote.held if remote is not None else tuple,
+    )  # fmt: skip
     manager = CheckpointManager(scope, ports, validator, signature_key=_key(held))
+    manager.set_strangers_aside()
     brought = remote.catch_up(manager) if remote is not None else None
     if remote is not None and brought is not None:
         held.order.progress.note(f"the checkpoint of step {brought.step:,} was brought from {remote.mirror.url} and proven")
     return manager
+
+
+def _words(state: StateManager) -> CheckpointWords:
+    """What the journal says about checkpoints, kept up to date."""
+    words = CheckpointWords(line.event for line in state.lines())
+    state.listeners.append(lambda line: words.add(line.event))
+    return words
 
 
 def _checkpoints(held: Held, manager: CheckpointManager, limit_bytes: int) -> CheckpointService:
