@@ -7,7 +7,8 @@ Steps that were done again are not counted twice: going back to a step drops wha
 from collections.abc import Iterable
 from typing import Any, assert_never
 
-from mem_core.core.run.fold_parts import Checkpoints, Failures, LineOfWork
+from mem_core.core.run.fold_checkpoints import Checkpoints
+from mem_core.core.run.fold_parts import Failures, LineOfWork
 from mem_core.core.run.goodput import WallTimeFold
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.events import (

@@ -44,6 +44,13 @@ class Catalog:
         names = [entry.name for entry in self._disk.entries(self.folder) if entry.kind == "folder"]
         return tuple(sorted(step for name in names if (step := parse_checkpoint_name(name)) is not None and checkpoint_name(step) == name))
 
+    def strangers(self) -> tuple[str, ...]:
+        """Folders and links among the checkpoints that are none: nothing here ever looks at them."""
+        if self._disk.kind(self.folder) != "folder":
+            return ()
+        known = {checkpoint_name(step) for step in self.steps()}
+        return tuple(entry.name for entry in self._disk.entries(self.folder) if entry.kind != "file" and entry.name not in known)
+
     def read(self, step: int) -> ManifestOnDisk:
         """See `read_manifest`."""
         return read_manifest(self._disk, self.path(step), self._key)

@@ -14,16 +14,15 @@ from mem_core.domain.checkpoint import (
     checkpoint_name,
 )
 from mem_core.domain.errors import InternalError, NoValidCheckpoint, StoreUnavailable
-from mem_core.domain.events import CheckpointCommitted, CheckpointRemoved, CheckpointSealed, Noted
+from mem_core.domain.events import CheckpointCommitted, Noted
 from mem_core.domain.units import format_bytes
 from mem_core.infrastructure.storage.disk import is_unavailable, remove_tree, unavailable
-from mem_core.infrastructure.storage.local import make_folders
 from mem_core.runtime.checkpoint_manager.attempt_area import AttemptArea
 from mem_core.runtime.checkpoint_manager.catalog import Catalog
-from mem_core.runtime.checkpoint_manager.inspection.file_checks import ManifestOnDisk
 from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import ForeignCheckpoint, ManifestDamaged
 from mem_core.runtime.checkpoint_manager.inspection.validator import Level, Validator
-from mem_core.runtime.checkpoint_manager.judging import QUARANTINE_KEEP, Judge
+from mem_core.runtime.checkpoint_manager.judging import Judge
+from mem_core.runtime.checkpoint_manager.placing import Placing
 from mem_core.runtime.checkpoint_manager.ports import CheckpointPorts, CheckpointScope
 from mem_core.runtime.checkpoint_manager.rotation import plan_rotation
 from mem_core.runtime.checkpoint_manager.sealing import Sealer
@@ -57,6 +56,7 @@ class CheckpointManager:
         self._catalog = Catalog(ports.disk, scope.run_folder, scope.run_id, signature_key)
         self._sealer = Sealer(ports.disk, scope.run_id, scope.attempt, scope.expectation, scope.birth, signature_key, ports.clock)
         self._judge = Judge(scope.run_id, scope.birth, ports, self._area, self._catalog, self._lock, validator, initial_weights_digest)
+        self._placing = Placing(ports, self._area, self._catalog, self._judge)
         self._opened = False
 
     # -- staging and commit -------------------------------------------------------------------------------------------------------
@@ -90,9 +90,9 @@ class CheckpointManager:
             self._ports.fence()
             sealed = self._sealer.seal(step, staging, draft)
             self._ports.fence()
-            self._announce(sealed)
+            self._placing.announce(sealed)
             with self._lock:
-                self._publish(step, staging)
+                self._placing.publish(step, staging)
                 self._area.drop_saves(step)
         manifest = sealed.manifest
         size_bytes = sum(entry.size_bytes for entry in manifest.files)
@@ -127,9 +127,9 @@ class CheckpointManager:
             except ManifestDamaged:
                 self.discard(staging)
                 raise
-            self._announce(present)
+            self._placing.announce(present)
             with self._lock:
-                self._publish(step, staging)
+                self._placing.publish(step, staging)
         return present.manifest
 
     def discard(self, staging: Path) -> None:
@@ -203,7 +203,7 @@ class CheckpointManager:
             plan = plan_rotation(tuple(own), verdicts, self._scope.section, self._catalog.pinned() | frozenset(self._ports.held()))
             for step in plan.remove:
                 self._ports.fence()
-                self._remove(step)
+                self._placing.remove(step)
             for stuck in self._area.empty_trash():
                 self._ports.emit(Noted(text=f"could not be deleted and will be tried again: {stuck}"))
             return plan
@@ -270,52 +270,3 @@ class CheckpointManager:
                 bound=f"at least {format_bytes(needed_bytes)} free",
                 remedy="Free space or lower checkpoint.keep_last; older checkpoints are kept and the same command goes on from them.",
             )
-
-    def _publish(self, step: int, staging: Path) -> None:
-        """The moment of truth: one rename. What was there before is moved aside and put back by `take_over` if we die in between."""
-        target = self._catalog.path(step)
-        make_folders(self._disk, target.parent)  # somebody may have removed it under the live run, whose engine is sound
-        before = self._cleared(step)
-        try:
-            self._disk.rename(staging, target)
-        except OSError:
-            if before is not None:
-                self._disk.rename(before, target)
-            raise
-        self._disk.sync_folder(target.parent)
-        self._disk.sync_folder(self._area.folder)
-        self._area.empty_trash()
-
-    def _announce(self, sealed: ManifestOnDisk) -> None:
-        """Journal what is about to lie at a step before it can be seen there."""
-        manifest = sealed.manifest
-        self._ports.emit(
-            CheckpointSealed(
-                step=manifest.step,
-                manifest_sha256=sealed.sha256,
-                weights_digest=manifest.weights_digest,
-                trajectory_digest=manifest.position.trajectory_digest,
-            )
-        )
-
-    def _cleared(self, step: int) -> Path | None:
-        """Make way for a step; returns where its own older checkpoint lies now. Another run's goes to quarantine and is never deleted."""
-        target = self._catalog.path(step)
-        if self._disk.kind(target) is None:
-            return None
-        if not self._judge.is_stranger(step):
-            return self._area.aside("replaced", target)
-        self._area.to_quarantine(target, QUARANTINE_KEEP, whole=True)
-        self._ports.emit(Noted(text=f"a checkpoint of another run lay at step {step}; it is in quarantine"))
-        return None
-
-    def _remove(self, step: int) -> None:
-        """Rename to the desk first, so that a half-deleted folder is never seen as a checkpoint."""
-        try:
-            self._area.aside("trash", self._catalog.path(step))
-        except FileNotFoundError:
-            return  # already gone
-        except OSError as exc:
-            self._ports.emit(Noted(text=f"checkpoint of step {step} could not be deleted and will be tried again: {exc.strerror or exc}"))
-            return
-        self._ports.emit(CheckpointRemoved(step=step, reason="rotation"))
