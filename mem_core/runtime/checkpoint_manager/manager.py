@@ -216,6 +216,11 @@ class CheckpointManager:
         """Complete checkpoints of this run in any shape, ascending by step, judged or not. Reads only."""
         return {step: manifest for step, (manifest, _) in self._catalog.own().items()}
 
+    @property
+    def has_history(self) -> bool:
+        """Whether this run ever saved anything, as far as its journal knows."""
+        return self._ports.words.any_said
+
     def path_of(self, step: int) -> Path:
         """Folder of a committed checkpoint: engine files lie directly in it."""
         return self._catalog.path(step)

@@ -11,7 +11,7 @@ from pathlib import Path
 from mem_core.core.run.record import has_record, sealed_text
 from mem_core.core.run.state_manager import StateManager, write_atomically
 from mem_core.domain.checkpoint import CheckpointManifest
-from mem_core.domain.errors import DataError, MemError, RunHeld
+from mem_core.domain.errors import DataError, MemError, NoValidCheckpoint, RunHeld
 from mem_core.domain.events import Noted
 from mem_core.domain.request import CheckpointSection
 from mem_core.infrastructure.storage.port import AlreadyExists, KeyMissing, Store
@@ -146,11 +146,12 @@ class RemoteService:
 
         Raises:
             StoreUnavailable: the remote does not answer and this disk has nothing to go on from. RunHeld: a newer attempt has begun.
+            NoValidCheckpoint: the remote holds another life of this run id.
         """
         local = max((info.step for info in manager.listing() if info.state == "valid"), default=-1)
         try:
             return restore_from_mirror(manager, self.mirror, self._state.emit, newer_than=local)
-        except RunHeld:
+        except (RunHeld, NoValidCheckpoint):
             raise
         except MemError as exc:
             if local < 0 and self._state.record() is not None:
