@@ -100,7 +100,7 @@ def test_verify_judges_every_folder(drive: Drive, nano: Nano, tmp_path: Path, ca
     (folder / checkpoint_name(8)).symlink_to(folder / checkpoint_name(30))
     assert verify_checkpoints(tmp_path / "run", as_json=False) == NoValidCheckpoint.exit_code
     lines = {line.split("  ")[-1]: line.split()[1].rstrip(":") for line in capsys.readouterr().err.splitlines()}
-    assert list(lines.items())[0] == ("BAD: incomplete: no manifest", "7")
+    assert next(iter(lines.items())) == ("BAD: incomplete: no manifest", "7")
     assert any(said.startswith("not judged: it holds") and step == "10" for said, step in lines.items())
     assert any(said.startswith("BAD: manifest is of step 30, the folder of step 20") for said in lines)
     assert lines["good"] == "30"

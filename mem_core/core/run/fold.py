@@ -115,6 +115,8 @@ class RunFold:
             case CheckpointJudged():
                 if self._checkpoints.judged(event):
                     self._failures.progressed()
+                elif not event.verdict.valid:
+                    self._failures.set_aside(event.verdict.step)
             case CheckpointRemoved():
                 self._checkpoints.removed(event.step)
             case OomAbsorbed():

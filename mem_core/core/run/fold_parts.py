@@ -138,6 +138,7 @@ class Failures:
         self._reached_step: int | None = None
         self._restart_due = False
         self._oom_due = False
+        self._failed_loads: dict[int, int] = {}
         self.now_s = 0.0
         self.restarts = 0
         self.ooms_absorbed = 0
@@ -162,6 +163,9 @@ class Failures:
     def segment_failed(self, failure: SegmentFailure, validated_step: int, reached_step: int | None) -> None:
         """A segment ended badly."""
         self.without_progress += 1
+        loading = failure.evidence.restoring_step
+        if loading is not None:
+            self._failed_loads[loading] = self._failed_loads.get(loading, 0) + 1
         self._reached_step = reached_step
         self._restart_due = True
         self._oom_due = isinstance(failure, OutOfMemory)
@@ -201,6 +205,7 @@ class Failures:
     def started_anew(self) -> None:
         """An attempt after an orderly end: somebody chose to go on, so the count of failures begins again."""
         self.without_progress = self.kills_without_progress = 0
+        self._failed_loads.clear()
         self.repeated = None
         self._restart_due = self._oom_due = False
 
@@ -223,6 +228,11 @@ class Failures:
     def progressed(self) -> None:
         """The validated step rose."""
         self.without_progress = self.kills_without_progress = 0
+        self._failed_loads.clear()
+
+    def set_aside(self, step: int) -> None:
+        """A checkpoint was condemned: tries that failed in loading it say nothing about the run."""
+        self.without_progress = max(0, self.without_progress - self._failed_loads.pop(step, 0))
 
     def _name_the_unnamed(self) -> None:
         if self._unnamed:

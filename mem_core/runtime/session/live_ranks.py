@@ -7,8 +7,9 @@ from mem_core.core.recovery.deadlines import PhaseTimes
 from mem_core.core.run.belonging import CheckpointWords
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.events import CheckpointJudged, Resumed
+from mem_core.domain.segment import SegmentFailure
 from mem_core.infrastructure.telemetry.metrics import discard_metrics_after
-from mem_core.runtime.ranks.local.group import WorkerGroup
+from mem_core.runtime.ranks.local.group import GroupFailed, WorkerGroup
 from mem_core.runtime.ranks.local.processes import ForkServer
 from mem_core.runtime.ranks.worker.protocol import ReplayEvidence, WorkerSpec
 from mem_core.runtime.session.attempt import Attempt
@@ -41,6 +42,13 @@ class Standing:
     restarts: int = 0
 
 
+def _while_loading(failure: SegmentFailure, step: int | None) -> SegmentFailure:
+    """The failure with the checkpoint named that was being loaded, where loading is what failed."""
+    if step is None or failure.evidence.phase != "restore":
+        return failure
+    return failure.model_copy(update={"evidence": failure.evidence.model_copy(update={"restoring_step": step})})
+
+
 @dataclass
 class LiveRanks:
     """Owns the worker group of a run and brings it to the right step before each segment."""
@@ -56,6 +64,7 @@ class LiveRanks:
     _spent: WorkerGroup | None = None
     _tries: int = 0
     _told_step: int | None = None
+    _passed_over: dict[int, str] = field(default_factory=dict[int, str])
 
     def locate(self) -> TrainingPosition:
         """Where the next segment starts: the engine's position, or that of the newest proven checkpoint."""
@@ -65,7 +74,7 @@ class LiveRanks:
         return self.standing.position
 
     def _resume_point(self) -> ResumePoint:
-        point = self.checkpoints.resume(self.setup.fresh, self._ever_validated)
+        point = self.checkpoints.resume(self.setup.fresh, self._ever_validated, self._passed_over)
         self.standing.position, self.standing.validated_step = point.position, point.position.applied_steps or None
         self._tell_where(point)
         return point
@@ -140,11 +149,40 @@ class LiveRanks:
             memory_limit_bytes=self.setup.memory_limit_bytes,
             times=self.times,
         )
-        ready = self._group.restore(str(folder) if folder is not None else None, position, self.standing.reached_batch)
+        try:
+            ready = self._group.restore(str(folder) if folder is not None else None, position, self.standing.reached_batch)
+        except GroupFailed as exc:
+            raise GroupFailed(_while_loading(exc.failure, position.applied_steps if folder is not None else None)) from exc
         self.parameters = ready.parameters
         self.standing.position = position
+        self._set_aside_what_did_not_load(position.applied_steps)
         self._drop_lost_metrics(position.applied_steps)
         return self._group
+
+    # -- checkpoints that cannot be loaded ------------------------------------------------------------------------------
+
+    @property
+    def passed_over(self) -> tuple[int, ...]:
+        """Steps whose checkpoints could not be loaded and are left out for now, ascending."""
+        return tuple(sorted(self._passed_over))
+
+    def can_fall_back(self, step: int | None) -> bool:
+        """Whether there is a proven checkpoint older than that of `step`."""
+        infos = self.checkpoints.manager.listing() if step is not None else ()
+        return any(info.state == "valid" and info.step < (step or 0) and info.step not in self._passed_over for info in infos)
+
+    def pass_over(self, step: int, reason: str) -> None:
+        """Try an older checkpoint than that of `step` from now on. It is set aside when an older one is loaded, and not before."""
+        self._passed_over[step] = reason
+
+    def _set_aside_what_did_not_load(self, loaded_step: int) -> None:
+        for step, reason in sorted(self._passed_over.items()):
+            self.checkpoints.manager.set_aside(step, f"the engine cannot load it: {reason}")
+            then = f"it is in quarantine, going on from step {loaded_step}"
+            self.attempt.note(f"the checkpoint of step {step} is whole and cannot be loaded ({reason}); {then}")
+        self._passed_over.clear()
+
+    # -------------------------------------------------------------------------------------------------------------------
 
     def _drop_lost_metrics(self, step: int) -> None:
         """Rows of steps that are done again would otherwise stand twice in the plots."""
