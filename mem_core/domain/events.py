@@ -111,6 +111,15 @@ class CheckpointRemoved(Value):
     reason: str
 
 
+class CheckpointMirrored(Value):
+    """A proven checkpoint has a copy in the remote store, or (`problem`) could not get one; training goes on either way."""
+
+    event: Literal["checkpoint_mirrored"] = "checkpoint_mirrored"
+    step: int
+    url: str = ""
+    problem: str = ""
+
+
 class Resumed(Value):
     """This attempt took a checkpoint up: work goes on from it, or there is nothing left to do."""
 
@@ -192,8 +201,8 @@ class RunEnded(Value):
 
 Event = Annotated[
     AttemptStarted | DoctorReported | PolicyDecided | SegmentStarted | MemoryPlanChanged | SegmentEnded | CheckpointSealed
-    | CheckpointCommitted | CheckpointJudged | CheckpointRemoved | Resumed | OomAbsorbed | FaultMet | Recovered | BatchSkipped | Evaluated
-    | TimeSpent | Noted | RunEnded,
+    | CheckpointCommitted | CheckpointJudged | CheckpointRemoved | CheckpointMirrored | Resumed | OomAbsorbed | FaultMet | Recovered
+    | BatchSkipped | Evaluated | TimeSpent | Noted | RunEnded,
     Field(discriminator="event"),
 ]  # fmt: skip
 EVENT_ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)

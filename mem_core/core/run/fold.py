@@ -16,6 +16,7 @@ from mem_core.domain.events import (
     BatchSkipped,
     CheckpointCommitted,
     CheckpointJudged,
+    CheckpointMirrored,
     CheckpointRemoved,
     CheckpointSealed,
     DoctorReported,
@@ -119,6 +120,8 @@ class RunFold:
                     self._failures.set_aside(event.verdict.step)
             case CheckpointRemoved():
                 self._checkpoints.removed(event.step)
+            case CheckpointMirrored():
+                self._checkpoints.mirrored(event)
             case OomAbsorbed():
                 self._failures.oom_absorbed()
             case FaultMet():
@@ -181,6 +184,7 @@ class RunFold:
             ooms_fatal=self._failures.ooms_fatal,
             faults=self._failures.records(),
             checkpoints=self._checkpoints.counts(),
+            mirror=self._checkpoints.mirror(),
             policy=PolicyCounts(decisions=self._num_decisions, clamped=self._num_clamped, refused=self._num_refused),
             goodput=self._time.total(),
             memory=self._memory(),

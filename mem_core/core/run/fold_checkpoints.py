@@ -1,7 +1,7 @@
 """The part of the run fold that is about checkpoints: written, proven, rejected, removed. Small, total and linear."""
 
-from mem_core.domain.events import CheckpointCommitted, CheckpointJudged
-from mem_core.domain.run import CheckpointCounts
+from mem_core.domain.events import CheckpointCommitted, CheckpointJudged, CheckpointMirrored
+from mem_core.domain.run import CheckpointCounts, MirrorSummary
 
 
 class _Steps:
@@ -13,6 +13,10 @@ class _Steps:
 
     def __len__(self) -> int:
         return len(self._steps)
+
+    def beyond(self, step: int) -> tuple[int, ...]:
+        """Those after `step`, ascending."""
+        return tuple(sorted(number for number in self._steps if number > step))
 
     def add(self, step: int) -> None:
         self._steps.add(step)
@@ -35,6 +39,9 @@ class Checkpoints:
         self._rejected: set[tuple[int, str]] = set()
         self._num_written = 0
         self._highest_validated_step = -1
+        self._mirrored_step: int | None = None
+        self._mirror_url: str | None = None
+        self._mirror_problem = ""
 
     @property
     def newest_validated_step(self) -> int | None:
@@ -53,6 +60,25 @@ class Checkpoints:
     def digests_at(self, step: int) -> tuple[str, str]:
         """(trajectory digest, weights digest) of the commit at `step`, empty where there is none."""
         return self._digests.get(step, ("", ""))
+
+    def mirror(self) -> MirrorSummary | None:
+        """How far the remote copies are; None where none was ever tried."""
+        if self._mirror_url is None:
+            return None
+        at = self._mirrored_step
+        return MirrorSummary(
+            url=self._mirror_url,
+            at_step=at,
+            of_step=self._valid.newest,
+            missing_steps=self._valid.beyond(-1 if at is None else at),
+            problem=self._mirror_problem,
+        )
+
+    def mirrored(self, event: CheckpointMirrored) -> None:
+        """A copy was made, or could not be."""
+        self._mirror_url, self._mirror_problem = event.url, event.problem
+        if not event.problem:
+            self._mirrored_step = max(event.step, self._mirrored_step or 0)
 
     def committed(self, event: CheckpointCommitted) -> None:
         """Files and manifest are durable."""

@@ -71,9 +71,12 @@ class CheckpointService:
         memory_limit_bytes: int,
         on_valid: Callable[[int, Path], None] = lambda step, folder: None,
         bring_back: Callable[[], bool] = lambda: False,
+        on_resumed: Callable[[int, Path], None] = lambda step, folder: None,
     ) -> None:
-        """`on_valid` is told of each validated step and its folder, before rotation: the mirror. `bring_back` fetches what that has."""
+        """`on_valid` is told of each validated step and its folder, before rotation: the mirror. `bring_back` fetches what that has;
+        `on_resumed` is told what was read again and proven, for a mirror that lacks it."""
         self.manager = manager
+        self._on_resumed = on_resumed
         self._on_valid = on_valid
         self._bring_back = bring_back
         self._run_folder = run_folder
@@ -85,12 +88,15 @@ class CheckpointService:
     def resume(self, fresh: TrainingPosition, ever_validated: Callable[[], bool], leave_out: Collection[int] = ()) -> ResumePoint:
         """See `resume_position`; where this disk has lost everything that was proven, the mirror is asked before the run ends."""
         try:
-            return resume_position(self.manager, fresh, ever_validated, leave_out)
+            point = resume_position(self.manager, fresh, ever_validated, leave_out)
         except NoValidCheckpoint as exc:
             if not self._bring_back():
                 raise
             self.manager.note(f"going on from the mirror's copy: {exc}")
-            return resume_position(self.manager, fresh, ever_validated, leave_out)
+            point = resume_position(self.manager, fresh, ever_validated, leave_out)
+        if point.folder is not None:
+            self._on_resumed(point.position.applied_steps, point.folder)
+        return point
 
     def stage(self, step: int, expected_bytes: int = 0) -> Path:
         """A folder for the ranks' files of `step`. Raises StoreUnavailable, RunHeld."""

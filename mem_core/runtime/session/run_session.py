@@ -173,7 +173,9 @@ class RunSession:
     # -- endings --------------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """After the last step was validated: validation loss for the report."""
+        """After the last step was validated: validation loss for the report, unless an earlier attempt left it."""
+        if self.segments.ranks.group is None and self._is_evaluated():
+            return
         for _ in range(self.attempt.request.resilience.max_failures_without_progress):
             try:
                 loss = self.segments.evaluate()
@@ -184,6 +186,10 @@ class RunSession:
                 self.attempt.state.emit(Evaluated(step=self.segments.ranks.locate().applied_steps, validation_loss=loss))
             return
         self.attempt.progress.note("no validation loss: the workers died in each evaluation; every step is applied and proven all the same")
+
+    def _is_evaluated(self) -> bool:
+        step = self.segments.ranks.locate().applied_steps
+        return any(isinstance(line.event, Evaluated) and line.event.step == step for line in self.attempt.state.lines())
 
     def interrupted(self) -> Interrupted:
         """The error of an attempt that was asked to stop and has committed what it had."""

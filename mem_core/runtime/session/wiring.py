@@ -101,7 +101,8 @@ def _checkpoints(held: Held, manager: CheckpointManager, limit_bytes: int) -> Ch
     remote = held.remote
     if remote is None:
         return CheckpointService(manager, held.state.folder, limit_bytes)
-    return CheckpointService(manager, held.state.folder, limit_bytes, remote.submit, lambda: remote.catch_up(manager) is not None)
+    bring_back = lambda: remote.catch_up(manager) is not None  # noqa: E731
+    return CheckpointService(manager, held.state.folder, limit_bytes, remote.submit, bring_back, remote.offer)
 
 
 def _reshard(held: Held, manager: CheckpointManager, spec: WorkerSpec, record: RunRecord, skips: SkipList) -> None:
