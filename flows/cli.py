@@ -199,8 +199,11 @@ def _policy(arguments: argparse.Namespace) -> int:
 
         answer = evaluate_policy(arguments.request, arguments.overrides, arguments.directive)
     else:
-        files = policy_commands.read_journal_files(run_folder(arguments.run, arguments.store))
-        answer = policy_commands.replay_decisions(files) if arguments.action == "replay" else policy_commands.explain_run(files)
+        folder = run_folder(arguments.run, arguments.store)
+        if arguments.action == "replay":
+            answer = policy_commands.replay_run(folder)
+        else:
+            answer = policy_commands.explain_run(policy_commands.read_journal_files(folder))
     print(answer.text, file=sys.stderr)
     if arguments.json:
         print(json.dumps(answer.report))

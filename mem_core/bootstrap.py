@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mem_core.core.doctor.environment_doctor import EnvironmentDoctor, error_of
 from mem_core.core.policy.local_policy_engine import LocalPolicyEngine
+from mem_core.core.run.belonging import CheckpointWords, birth_of
 from mem_core.core.run.holder import observe_holder
 from mem_core.core.run.journal_check import check_journal
 from mem_core.core.run.reconcile import reconcile
@@ -23,9 +24,11 @@ from mem_core.infrastructure.planner.build import build_planner
 from mem_core.infrastructure.request.errors import refuse_passwords
 from mem_core.infrastructure.request.policy_file import load_policy_file
 from mem_core.infrastructure.settings import Settings, child_environment
+from mem_core.infrastructure.storage.disk import OsDisk
 from mem_core.infrastructure.storage.opening import open_store
 from mem_core.infrastructure.storage.port import Store
 from mem_core.infrastructure.storage.retrying import RetryPolicy
+from mem_core.runtime.checkpoint_manager.catalog import Catalog
 from mem_core.runtime.checkpoint_manager.mirror.mirror import highest_attempt
 from mem_core.runtime.data.reading.sniff import sniff_data
 from mem_core.runtime.data.values import PreparedData
@@ -35,7 +38,7 @@ from mem_core.runtime.ranks.local.processes import ForkServer
 from mem_core.runtime.ranks.local.ranks import LocalRanks
 from mem_core.runtime.session.opening.orphans import with_orphans
 from mem_core.runtime.session.opening.prepare_service import prepare_ops, prepare_tokens
-from mem_core.runtime.session.opening.refusals import refuse_other_inputs, refuse_other_machine
+from mem_core.runtime.session.opening.refusals import refuse_other_inputs, refuse_other_life, refuse_other_machine
 from mem_core.runtime.session.opening.stages import Examined, Held, Prepared, RunOrder
 from mem_core.runtime.session.opening.wiring import wire
 from mem_core.runtime.session.remote_service import RemoteService, fetch_record
@@ -183,9 +186,11 @@ def prepare(held: Held) -> Prepared:
         data = prepare_tokens(held.request, order.settings, model.vocab_size, order.progress, record)
     if record is None:
         record = _born(held.request, environment, data, model)
+        _refuse_other_life(held, record)  # before the folder says whose it is
         state.write_record(record)
     else:
         refuse_other_inputs(record, data, model)
+        _refuse_other_life(held, record)
     training = held.request.training.model_copy(update={"schedule_steps": record.request.training.schedule_steps})
     request = held.request.model_copy(update={"training": training})
     record = _with_allowed_changes(record, request)
@@ -194,6 +199,15 @@ def prepare(held: Held) -> Prepared:
     ranks = LocalRanks(held.server, state.folder / "live")
     session = wire(held, ranks, request, data, reshaped(record, request, environment.threads_per_rank))
     return Prepared(held, data, model, session)
+
+
+def _refuse_other_life(held: Held, record: RunRecord) -> None:
+    key = held.order.settings.manifest_key
+    catalog = Catalog(OsDisk(), held.state.folder, record.run_id, key.encode() if key else None)
+    words = CheckpointWords(line.event for line in held.state.lines())
+    for note in refuse_other_life(catalog, record.run_id, birth_of(record), words):
+        held.state.emit(Noted(text=note))
+        held.order.progress.note(note)
 
 
 def _with_allowed_changes(record: RunRecord, request: RuntimeRequest) -> RunRecord:

@@ -37,6 +37,27 @@ class CheckpointCounts(Value):
     kept: int = 0
 
 
+class MirrorSummary(Value):
+    """How far the copies in the remote store are. `missing_steps` are proven, kept here, and newer than the newest copy."""
+
+    url: str = ""
+    at_step: int | None = None
+    of_step: int | None = None
+    missing_steps: tuple[int, ...] = ()
+    problem: str = Field(default="", description="Why the newest one has no copy.")
+
+    @property
+    def behind(self) -> bool:
+        """Whether a machine that has nothing but the copies would have to do proven steps again."""
+        return self.of_step is not None and (self.at_step is None or self.at_step < self.of_step)
+
+    def __str__(self) -> str:
+        """For people: `mirror at 20 of 40`."""
+        at = "none" if self.at_step is None else f"{self.at_step}"
+        why = f" ({self.problem})" if self.behind and self.problem else ""
+        return f"mirror at {at} of {self.of_step if self.of_step is not None else 'none'}{why}"
+
+
 class PolicyCounts(Value):
     """Decisions of the policy engine."""
 
@@ -82,6 +103,7 @@ class RunResult(Value):
     ooms_fatal: int = 0
     faults: tuple[FaultRecord, ...] = ()
     checkpoints: CheckpointCounts = CheckpointCounts()
+    mirror: MirrorSummary | None = Field(default=None, description="None where nothing was ever to be copied to a remote store.")
     policy: PolicyCounts = PolicyCounts()
     goodput: Goodput = Goodput()
     memory: MemorySummary = MemorySummary()

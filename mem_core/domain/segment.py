@@ -17,6 +17,7 @@ class Evidence(Value):
     rank: int | None = None
     phase: Phase | None = None
     batch_index: int | None = None
+    restoring_step: int | None = Field(default=None, description="The checkpoint that was being loaded, where that is what failed.")
     exception: str = ""
     exit_code: int | None = None
     signal: str = ""
@@ -123,7 +124,8 @@ def describe_failure(failure: SegmentFailure) -> str:
         (
             f" rank {evidence.rank}" if evidence.rank is not None else "",
             f" in {evidence.phase}" if evidence.phase else "",
-            f" at batch {evidence.batch_index}" if evidence.batch_index is not None else "",
+            f" of step {evidence.restoring_step}" if evidence.restoring_step is not None else "",
+            f" at batch {evidence.batch_index}" if evidence.batch_index is not None and evidence.restoring_step is None else "",
         )
     )
     match failure:

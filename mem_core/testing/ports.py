@@ -10,7 +10,24 @@ from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.checkpoint import checkpoint_name
 from mem_core.domain.plan import MemoryPlanChange
 from mem_core.domain.run import RunResult
+from mem_core.infrastructure.telemetry.progress import NoProgress
 from mem_core.runtime.session.opening.stages import OpeningOptions
+
+
+class Console(NoProgress):
+    """Keeps the lines that people would see."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        """Keep it."""
+        self.lines.append(text)
+
+    @property
+    def text(self) -> str:
+        """All of them."""
+        return "\n".join(self.lines)
 
 
 def with_port(port: Callable[[Any], None]) -> OpeningOptions:

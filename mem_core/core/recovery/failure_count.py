@@ -1,6 +1,6 @@
 """How often an attempt has failed since something was last proven. Counts only; what follows is the orchestrator's decision."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mem_core.domain.segment import SegmentFailure
 
@@ -9,17 +9,20 @@ from mem_core.domain.segment import SegmentFailure
 class FailureCount:
     """`without_progress`: failed tries since the validated step last advanced; `saves`: failed saves since then.
 
-    `same_batch`: failures in a row that were of one kind and at one batch.
+    `same_batch`: failures in a row that were of one kind and at one batch. `loads`: by step, failed loads of its checkpoint since any
+    checkpoint was last loaded.
     """
 
     without_progress: int = 0
     saves: int = 0
     same_batch: int = 0
+    loads: dict[int, int] = field(default_factory=dict[int, int])
     _last: tuple[str, int | None] = ("", None)
 
     def progressed(self) -> None:
         """A checkpoint has been proven: everything before it is forgiven."""
         self.without_progress = self.saves = self.same_batch = 0
+        self.loads.clear()
 
     def failed(self, failure: SegmentFailure, *, counts: bool) -> None:
         """A try came to nothing. `counts`: against the bound on restarts, unless something else bounds it."""
@@ -27,6 +30,15 @@ class FailureCount:
         at = (failure.kind, failure.evidence.batch_index)
         self.same_batch = self.same_batch + 1 if at == self._last else 1
         self._last = at
+        step = failure.evidence.restoring_step
+        if step is None:
+            self.loads.clear()  # whatever failed came after a load that went well
+        else:
+            self.loads[step] = self.loads.get(step, 0) + 1
+
+    def passed_over(self, step: int) -> None:
+        """A checkpoint that cannot be loaded is left out from now on: what it cost says nothing about the run."""
+        self.without_progress = max(0, self.without_progress - self.loads.pop(step, 0))
 
     def save_failed(self) -> None:
         """A save came to nothing while the engine stayed sound."""

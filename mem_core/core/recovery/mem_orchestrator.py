@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
-from mem_core.domain.errors import InternalError, MemError, MemoryExhausted, NoProgress, StoreUnavailable
+from mem_core.domain.errors import InternalError, MemError, MemoryExhausted, NoProgress, NoValidCheckpoint, StoreUnavailable
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.segment import (
     Hung,
@@ -22,6 +22,8 @@ from mem_core.domain.units import Value
 
 BACK_OFF_S = (0.0, 1.0, 5.0, 15.0)
 SUSPECT_AFTER = 2  # failures of the same kind at the same batch make the batch itself the suspect
+LOADS_OF_AN_ERROR = 2  # an error in loading one checkpoint, twice in fresh processes, is the checkpoint's: an older one is tried
+LOADS_OF_A_DEATH = 3  # a kill, a hang or too little memory comes from outside more often than not
 OnNonFinite = Literal["retry", "skip", "lower_lr", "fail"]
 
 
@@ -31,6 +33,8 @@ class Progress(Value):
     `failures_without_progress` counts failed tries since the validated step last advanced, this one included (I8);
     `same_batch_failures` those of them that failed at one and the same batch in the same way. `sample_ids` are those of the batch
     that failed last, `skipped_batches` how many the user's choice has left out so far. `stop_by`: who asks for an end, in words.
+    `failed_loads`: how often the checkpoint that was being loaded has failed in a row; `can_fall_back`: there is an older proven one;
+    `passed_over`: newer ones that failed before it.
     """
 
     applied_steps: int
@@ -41,6 +45,9 @@ class Progress(Value):
     sample_ids: tuple[int, ...] = ()
     skipped_batches: int = 0
     stop_by: str = ""
+    failed_loads: int = 0
+    can_fall_back: bool = False
+    passed_over: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,7 @@ class Retry:
     """Replace the workers, go back to the last validated step, shrink first where memory was the cause.
 
     `skip_batch` leaves a batch out for good, recorded before the next try; `lower_lr` asks the policy engine for less.
+    `set_aside_step`: try an older checkpoint than this one, and set this one aside once the older one is loaded.
     """
 
     delay_s: float
@@ -64,6 +72,7 @@ class Retry:
     shrink: bool = False
     skip_batch: int | None = None
     lower_lr: bool = False
+    set_aside_step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -148,6 +157,9 @@ def _after_failure(progress: Progress, failure: SegmentFailure, limits: MemOrche
                 remedy="Set memory.mode: adaptive, a smaller memory.micro_batch_size, or a smaller data.sequence_length.",
             )
         )
+    loading = _after_failed_load(progress, failure, text)
+    if loading is not None:
+        return loading
     if isinstance(failure, OutOfMemory) and not progress.can_shrink and tries > 1 and progress.same_batch_failures > 1:
         return GiveUp(MemoryExhausted(f"{text}, and no smaller plan is left", remedy="See the doctor's estimate for what would fit."))
     if isinstance(failure, NonFinite) and limits.on_non_finite == "fail":
@@ -165,6 +177,30 @@ def _after_failure(progress: Progress, failure: SegmentFailure, limits: MemOrche
         skip_batch=skip,
         lower_lr=skip is None and isinstance(failure, NonFinite) and failure.what != "weights" and limits.on_non_finite == "lower_lr",
     )
+
+
+def _after_failed_load(progress: Progress, failure: SegmentFailure, text: str) -> Action | None:
+    """A checkpoint whose bytes hold and that the engine cannot load. Bounded by itself: each has a few tries, and there are only so many.
+
+    One that fails again and again is passed over for an older one. Only when that loads is it known that the newer one is at fault, and
+    not the machine; where nothing loads every checkpoint stays where it is.
+    """
+    step = failure.evidence.restoring_step
+    if step is None:
+        return None
+    bound = LOADS_OF_AN_ERROR if isinstance(failure, WorkerError) else LOADS_OF_A_DEATH
+    if progress.can_fall_back:
+        again = progress.failed_loads < bound
+        return Retry(_delay_s(progress.failed_loads), reason=text, set_aside_step=None if again else step)
+    if isinstance(failure, WorkerError) and progress.failed_loads >= bound:
+        others = f", nor could those of steps {', '.join(map(str, progress.passed_over))}" if progress.passed_over else ""
+        return GiveUp(
+            NoValidCheckpoint(
+                f"the checkpoint of step {step} is whole and could not be loaded{others}: {text}",
+                remedy="Read logs/rank-*.log in the run folder: other versions of the libraries may be the cause. Nothing was moved.",
+            )
+        )
+    return None
 
 
 def _delay_s(tries: int) -> float:

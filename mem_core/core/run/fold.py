@@ -7,7 +7,8 @@ Steps that were done again are not counted twice: going back to a step drops wha
 from collections.abc import Iterable
 from typing import Any, assert_never
 
-from mem_core.core.run.fold_parts import Checkpoints, Failures, LineOfWork
+from mem_core.core.run.fold_checkpoints import Checkpoints
+from mem_core.core.run.fold_parts import Failures, LineOfWork
 from mem_core.core.run.goodput import WallTimeFold
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.events import (
@@ -15,7 +16,9 @@ from mem_core.domain.events import (
     BatchSkipped,
     CheckpointCommitted,
     CheckpointJudged,
+    CheckpointMirrored,
     CheckpointRemoved,
+    CheckpointSealed,
     DoctorReported,
     Evaluated,
     Event,
@@ -26,6 +29,7 @@ from mem_core.domain.events import (
     OomAbsorbed,
     PolicyDecided,
     Recovered,
+    Resumed,
     RunEnded,
     SegmentEnded,
     SegmentStarted,
@@ -112,18 +116,25 @@ class RunFold:
             case CheckpointJudged():
                 if self._checkpoints.judged(event):
                     self._failures.progressed()
+                elif not event.verdict.valid:
+                    self._failures.set_aside(event.verdict.step)
             case CheckpointRemoved():
                 self._checkpoints.removed(event.step)
+            case CheckpointMirrored():
+                self._checkpoints.mirrored(event)
             case OomAbsorbed():
                 self._failures.oom_absorbed()
             case FaultMet():
                 self._failures.fault_met(event)
                 self._back_step = event.step
+            case Resumed():
+                self._line.resume(event)
+                self._back_step = None
             case Recovered():
                 self._failures.recovered(event)
             case Evaluated():
                 self._validation_loss = event.validation_loss
-            case BatchSkipped() | Noted() | AttemptStarted() | RunEnded() | TimeSpent():
+            case CheckpointSealed() | BatchSkipped() | Noted() | AttemptStarted() | RunEnded() | TimeSpent():
                 pass
             case _:
                 assert_never(event)
@@ -167,12 +178,13 @@ class RunFold:
             loss_last=line.loss_last,
             validation_loss=self._validation_loss,
             tokens=line.tokens,
-            tokens_per_s=line.tokens / line.duration_s if line.duration_s > 0 else 0.0,
+            tokens_per_s=line.tokens_per_s,
             restarts=self._failures.restarts,
             ooms_absorbed=self._failures.ooms_absorbed,
             ooms_fatal=self._failures.ooms_fatal,
             faults=self._failures.records(),
             checkpoints=self._checkpoints.counts(),
+            mirror=self._checkpoints.mirror(),
             policy=PolicyCounts(decisions=self._num_decisions, clamped=self._num_clamped, refused=self._num_refused),
             goodput=self._time.total(),
             memory=self._memory(),

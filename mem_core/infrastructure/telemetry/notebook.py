@@ -21,6 +21,7 @@ def result_facts(result: RunResult) -> list[tuple[str, str]]:
         ("out of memory", f"{result.ooms_absorbed:,} absorbed, {result.ooms_fatal:,} fatal"),
         ("memory", f"peak {format_bytes(memory.peak_bytes)}{budget}" if memory.peak_bytes else ""),
         ("checkpoints", f"{counts.written:,} written, {counts.validated:,} validated, {counts.rejected:,} rejected, {counts.kept:,} kept"),
+        ("remote copies", f"{result.mirror} in {result.mirror.url}" if result.mirror else ""),
         ("policy", f"{result.policy.decisions:,} decisions, {result.policy.clamped:,} clamped, {result.policy.refused:,} refused"),
         ("device", result.device),
         ("trajectory digest", result.trajectory_digest),

@@ -104,6 +104,7 @@ def _numbers(data: ReportData) -> list[tuple[str, str, str]]:
             f"{counts.validated:,} validated",
             f"{counts.written:,} written, {counts.rejected:,} rejected, {counts.kept:,} kept",
         ),
+        *([("Remote copies", str(result.mirror.at_step or "none"), f"{result.mirror} in {result.mirror.url}")] if result.mirror else []),
         ("Policy", counted(result.policy.decisions, "decision"), f"{result.policy.clamped:,} clamped, {result.policy.refused:,} refused"),
     ]
 

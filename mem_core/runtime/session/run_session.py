@@ -122,6 +122,9 @@ class RunSession:
         action = self._orchestrator.next_action(self._progress(0, can_shrink=shrinkable, suspect=failure), failure)
         match action:
             case Retry():
+                if action.set_aside_step is not None:
+                    self.failures.passed_over(action.set_aside_step)
+                    self.segments.ranks.pass_over(action.set_aside_step, action.reason)
                 if action.shrink:
                     self.segments.ranks.memory.shrink_after(failure)
                 if action.skip_batch is not None:
@@ -151,6 +154,8 @@ class RunSession:
 
     def _progress(self, applied_steps: int, *, can_shrink: bool = False, suspect: SegmentFailure | None = None) -> Progress:
         batch = suspect.evidence.batch_index if suspect is not None and self.failures.same_batch > 1 else None
+        loading = suspect.evidence.restoring_step if suspect is not None else None
+        ranks = self.segments.ranks
         return Progress(
             applied_steps=applied_steps,
             validated_step=self.segments.standing.validated_step,
@@ -160,12 +165,17 @@ class RunSession:
             can_shrink=can_shrink,
             sample_ids=self.segments.skips.samples_of(batch) if batch is not None else (),
             skipped_batches=len(self.segments.skips.batches),
+            failed_loads=self.failures.loads.get(loading, 0) if loading is not None else 0,
+            can_fall_back=ranks.can_fall_back(loading),
+            passed_over=ranks.passed_over,
         )
 
     # -- endings --------------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """After the last step was validated: validation loss for the report."""
+        """After the last step was validated: validation loss for the report, unless an earlier attempt left it."""
+        if self.segments.ranks.group is None and self._is_evaluated():
+            return
         for _ in range(self.attempt.request.resilience.max_failures_without_progress):
             try:
                 loss = self.segments.evaluate()
@@ -176,6 +186,10 @@ class RunSession:
                 self.attempt.state.emit(Evaluated(step=self.segments.ranks.locate().applied_steps, validation_loss=loss))
             return
         self.attempt.progress.note("no validation loss: the workers died in each evaluation; every step is applied and proven all the same")
+
+    def _is_evaluated(self) -> bool:
+        step = self.segments.ranks.locate().applied_steps
+        return any(isinstance(line.event, Evaluated) and line.event.step == step for line in self.attempt.state.lines())
 
     def interrupted(self) -> Interrupted:
         """The error of an attempt that was asked to stop and has committed what it had."""

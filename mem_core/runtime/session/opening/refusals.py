@@ -1,8 +1,10 @@
-"""A run goes on only with the kind of machine, the data and the model that it was born with."""
+"""A run goes on only with the kind of machine, the data, the model and the checkpoints that it was born with."""
 
+from mem_core.core.run.belonging import Birth, CheckpointWords, belonging_of
 from mem_core.core.run.state_manager import RunRecord
 from mem_core.domain.environment import EnvironmentReport
-from mem_core.domain.errors import DataError, RequestError
+from mem_core.domain.errors import DataError, NoValidCheckpoint, RequestError
+from mem_core.runtime.checkpoint_manager.catalog import Catalog
 from mem_core.runtime.data.values import PreparedData
 from mem_core.runtime.models.encoding import differences
 from mem_core.runtime.models.facts import ModelFacts
@@ -56,3 +58,29 @@ def refuse_other_data(record: RunRecord, data: PreparedData, remedy: str) -> Non
             bound=record.data_fingerprint[:16],
             remedy=remedy,
         )
+
+
+def refuse_other_life(catalog: Catalog, run_id: str, birth: Birth, words: CheckpointWords) -> tuple[str, ...]:
+    """Before a run that has saved nothing yet becomes the owner of what lies in its folder. Returns what people should be told.
+
+    Its journal and record may have been lost, or the folder may have been brought from elsewhere. What was born with other values is
+    refused and nothing is touched: resuming would give other weights, and saving would rotate somebody's work away.
+
+    Raises:
+        NoValidCheckpoint: checkpoints of this run id are of another life.
+    """
+    if words.any_said:
+        return ()
+    notes: list[str] = []
+    for step, present in catalog.complete():
+        manifest = present.manifest
+        if manifest.run_id != run_id:
+            notes.append(f"the checkpoint of step {step} belongs to run {manifest.run_id}; it is left alone")
+            continue
+        foreign = belonging_of(manifest, present.sha256, birth, words).foreign
+        if foreign:
+            raise NoValidCheckpoint(
+                f"checkpoints of another life of run {run_id} lie in {catalog.folder}: step {step}: {'; '.join(foreign)}",
+                remedy=f"Give another run_id, or move {catalog.folder} away to begin anew; nothing was touched.",
+            )
+    return tuple(notes)
