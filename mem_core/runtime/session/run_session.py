@@ -160,6 +160,9 @@ class RunSession:
             can_shrink=can_shrink,
             sample_ids=self.segments.skips.samples_of(batch) if batch is not None else (),
             skipped_batches=len(self.segments.skips.batches),
+            same_errors=self.failures.same_error,
+            same_error_batches=len(self.failures.same_error_batches),
+            has_stepped=self.segments.standing.has_stepped,
         )
 
     # -- endings --------------------------------------------------------------------------------------------------------

@@ -7,7 +7,16 @@ from mem_core.core.recovery.interval import RunPace
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.events import Event, FaultMet, SegmentEnded, SegmentStarted
 from mem_core.domain.plan import Hyperparams
-from mem_core.domain.segment import Evidence, NonFinite, SaveFailed, SegmentCompleted, SegmentFailure, SegmentInterrupted, describe_failure
+from mem_core.domain.segment import (
+    Evidence,
+    NonFinite,
+    SaveFailed,
+    SegmentCompleted,
+    SegmentFailure,
+    SegmentInterrupted,
+    describe_failure,
+    last_words,
+)
 from mem_core.runtime.ranks.port import GroupFailed, RankGroup
 from mem_core.runtime.ranks.worker.protocol import SegmentDone, Train
 from mem_core.runtime.session.attempt import Attempt
@@ -114,6 +123,7 @@ class SegmentService:
         self, segment_index: int, before: TrainingPosition, done: SegmentDone, staging: Path, group: RankGroup
     ) -> SegmentCompleted | SegmentInterrupted:
         self.standing.position = done.position
+        self.standing.has_stepped = True
         step = done.position.applied_steps
         self.attempt.ledger.move("productive", "save_stall", done.save_stall_s)
         redone = min(self.standing.highest_step, step) - before.applied_steps
@@ -144,6 +154,9 @@ class SegmentService:
         self._emit(SegmentEnded(segment_index=segment_index, outcome=failure))
         self._emit(FaultMet(kind=failure.kind, step=self.standing.validated_step or 0, detail=describe_failure(failure)))
         self._emit(self.attempt.ledger.drain())
+        said = last_words(failure.evidence)
+        if said:
+            self.attempt.progress.note(said)
         self.attempt.progress.note(f"{describe_failure(failure)}; going on from step {self.standing.validated_step or 0}")
         return SegmentFailed(failure)
 

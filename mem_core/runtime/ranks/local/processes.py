@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from mem_core.domain.errors import EnvironmentUnfit
+from mem_core.infrastructure.machine.process_facts import tail
 
 PRELOAD = ("mem_core.runtime.ranks.worker.preload",)
 
@@ -174,6 +175,17 @@ class ForkServer:
         """Whether the server still runs."""
         return self._process.poll() is None
 
+    def exit_code(self, wait_s: float = 1.0) -> int | None:
+        """How the server ended (negative: by that signal); None where it lives on. Waits a moment for an end that is under way."""
+        end = time.monotonic() + wait_s
+        while self._process.poll() is None and time.monotonic() < end:
+            time.sleep(0.01)
+        return self._process.poll()
+
+    def last_lines(self, num_lines: int = 20) -> tuple[str, ...]:
+        """What the server itself said last: why it could not import, for one."""
+        return tail(self.own_log, num_lines)
+
     def log_into(self, folder: Path) -> None:
         """Children forked from now on write their logs there."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -194,7 +206,8 @@ class ForkServer:
                     break
                 self._link.close()
                 self._start()
-        raise EnvironmentUnfit("the fork server has died", remedy=f"Read the last lines of {self.own_log}")
+        said = " | ".join(line.strip() for line in self.last_lines(3) if line.strip())
+        raise EnvironmentUnfit(f"the fork server has died: {said or 'without a word'}", remedy=f"Read the last lines of {self.own_log}")
 
     def _ask(self, entry: str, log_path: Path) -> ChildProcess | None:
         ours, theirs = socket.socketpair()
@@ -216,9 +229,10 @@ class ForkServer:
         with self._lock:
             self._closed = True
             self._link.close()
-            self.own_log.unlink(missing_ok=True)
         try:
-            self._process.wait(timeout=2)
+            code = self._process.wait(timeout=2)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            code = self._process.wait()
+        if code in (0, -signal.SIGKILL):
+            self.own_log.unlink(missing_ok=True)  # a server that failed leaves its words behind
