@@ -45,7 +45,7 @@ def attention_of(config: Any) -> str:
     same model with more memory."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config))
+    architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     return "sdpa" if architecture is None or getattr(architecture, "_supports_sdpa", True) else "eager"
 
 

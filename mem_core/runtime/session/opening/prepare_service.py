@@ -7,7 +7,7 @@ from collections.abc import Callable
 from mem_core.core.run.record import RunRecord
 from mem_core.domain.errors import EnvironmentUnfit
 from mem_core.domain.request import RuntimeRequest
-from mem_core.infrastructure.machine.build import find_stale_locks, remove_stale_locks
+from mem_core.infrastructure.machine.build import executable_problem, find_stale_locks, remove_stale_locks
 from mem_core.infrastructure.settings import Settings, child_environment
 from mem_core.infrastructure.telemetry.progress import PreparingView, Progress
 from mem_core.runtime.data.encoding.prepare import prepare_data
@@ -25,6 +25,7 @@ def prepare_ops(request: RuntimeRequest, settings: Settings, device: str, max_jo
     Raises:
         EnvironmentUnfit: the build failed (with the compiler's last lines) or ran past its deadline.
     """
+    refuse_unexecutable(request, settings)
     folder = settings.torch_extensions_dir
     for lock in remove_stale_locks(folder):
         note(f"removed a build lock left by a killed build: {lock}")
@@ -50,6 +51,25 @@ def prepare_ops(request: RuntimeRequest, settings: Settings, device: str, max_jo
         raise EnvironmentUnfit(
             f"building {', '.join(names)} failed: {' | '.join(lines)[-1500:]}", remedy="Mend the compiler named above, then start again."
         ) from exc
+
+
+def refuse_unexecutable(request: RuntimeRequest, settings: Settings) -> None:
+    """What is compiled is loaded from MEM's folders: asked before the first step, where the answer has a name.
+
+    Raises:
+        EnvironmentUnfit: a folder that this request's compiled code would be loaded from takes none.
+    """
+    folders = [settings.compile_cache_dir] if request.model.compile == "on" else []
+    folders += [settings.torch_extensions_dir] if ops_needed(request.deepspeed) else []
+    for folder in folders:
+        problem = executable_problem(folder)
+        if problem:
+            raise EnvironmentUnfit(
+                f"compiled code cannot be loaded from this folder: {problem} (is it mounted noexec, or not writable?)",
+                field="MEM_HOME",
+                value=folder,
+                remedy="Set MEM_HOME to a folder that allows it, or use model.compile: off.",
+            )
 
 
 def with_model_at_hand(request: RuntimeRequest, settings: Settings) -> RuntimeRequest:
