@@ -18,7 +18,7 @@ from mem_core.domain.segment import (
     last_words,
 )
 from mem_core.runtime.ranks.port import GroupFailed, RankGroup
-from mem_core.runtime.ranks.worker.protocol import SegmentDone, Train
+from mem_core.runtime.ranks.worker.protocol import Evaluated, SegmentDone, Train
 from mem_core.runtime.session.attempt import Attempt
 from mem_core.runtime.session.checkpoint_service import BornWith, CheckpointService, PendingSave
 from mem_core.runtime.session.live_ranks import LiveRanks, Standing
@@ -27,6 +27,7 @@ from mem_core.runtime.session.segment_watch import SegmentWatch
 from mem_core.runtime.session.skip_list import SkipList
 
 PROBE_STEPS = 2
+MAX_VALIDATION_BATCHES = 256  # forward passes only: about the time of 85 steps; rows beyond that are spread evenly
 
 
 @dataclass
@@ -172,7 +173,7 @@ class SegmentService:
         self.attempt.progress.note(f"{describe_failure(failure)}; the older checkpoint stays current and training goes on")
         return failure
 
-    def evaluate(self, max_batches: int = 16) -> float:
+    def evaluate(self, max_batches: int = MAX_VALIDATION_BATCHES) -> Evaluated:
         """Validation loss of the engine as it stands. Raises SegmentFailed."""
         with self.attempt.ledger.bucket("evaluation"):
             try:

@@ -111,11 +111,11 @@ class WorkerGroup:
         assert isinstance(replies[0], SegmentDone)
         return replies[0]
 
-    def evaluate(self, max_batches: int) -> float:
-        """Validation loss per token. Raises GroupFailed."""
+    def evaluate(self, max_batches: int) -> Evaluated:
+        """Validation loss per token, and over how many rows. Raises GroupFailed."""
         replies = self._ask(Evaluate(max_batches))
         assert isinstance(replies[0], Evaluated)
-        return replies[0].loss
+        return replies[0]
 
     def wait_saved(self, step: int, deadline_s: float) -> list[Saved]:
         """Wait until every rank has written its files of `step`; may be called from another thread.

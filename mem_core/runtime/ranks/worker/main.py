@@ -17,7 +17,6 @@ from mem_core.runtime.ranks.worker.classify import classify
 from mem_core.runtime.ranks.worker.protocol import (
     Command,
     Evaluate,
-    Evaluated,
     Failed,
     Ready,
     Record,
@@ -114,7 +113,7 @@ def _obey(runner: Any, command: Restore | Train | Evaluate, channel: ReplyChanne
         case Train():
             return runner.train(command, channel.send)
         case Evaluate():
-            return Evaluated(runner.evaluate(command.max_batches))
+            return runner.evaluate(command.max_batches)
     assert_never(command)
 
 
