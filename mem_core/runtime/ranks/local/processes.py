@@ -24,9 +24,10 @@ class ChildProcess:
     Safe for several threads: the one that pumps replies and the one that ends the group both read the exit pipe.
     """
 
-    def __init__(self, connection: Connection, exit_fd: int, log_path: Path) -> None:
+    def __init__(self, connection: Connection, exit_fd: int, log_path: Path, server_log: Path) -> None:
         self.connection = connection
         self.log_path = log_path
+        self._server_log = server_log
         self.pid: int | None = None
         self._exit_fd = exit_fd
         self._exit_code: int | None = None
@@ -55,9 +56,9 @@ class ChildProcess:
             self._drain()
             if self.pid is None and (self._exit_code is not None or time.monotonic() >= end):
                 raise EnvironmentUnfit(
-                    "the fork server gave no worker process",
+                    f"the fork server gave no worker process: {_last_words(self._server_log)}",
                     value=f"waited {deadline_s:.0f} s",
-                    remedy="Read the last lines of logs/fork-server-*.log under MEM_HOME (default ~/.cache/mem).",
+                    remedy=f"Read the last lines of {self._server_log}.",
                 )
         return self.pid
 
@@ -100,6 +101,11 @@ class ChildProcess:
                     self._exit_code = int(number)
             if not chunk and self._exit_code is None:
                 self._exit_code = -signal.SIGKILL
+
+
+def _last_words(log: Path) -> str:
+    said = [line.strip() for line in tail(log, 3) if line.strip()]
+    return " | ".join(said)[-600:] or "it ended without a word"
 
 
 class ForkServer:
@@ -206,8 +212,7 @@ class ForkServer:
                     break
                 self._link.close()
                 self._start()
-        said = " | ".join(line.strip() for line in self.last_lines(3) if line.strip())
-        raise EnvironmentUnfit(f"the fork server has died: {said or 'without a word'}", remedy=f"Read the last lines of {self.own_log}")
+        raise EnvironmentUnfit(f"the fork server has died: {_last_words(self.own_log)}", remedy=f"Read the last lines of {self.own_log}")
 
     def _ask(self, entry: str, log_path: Path) -> ChildProcess | None:
         ours, theirs = socket.socketpair()
@@ -222,7 +227,7 @@ class ForkServer:
         finally:
             theirs.close()
             os.close(exit_write)
-        return ChildProcess(Connection(ours.detach()), exit_read, log_path)
+        return ChildProcess(Connection(ours.detach()), exit_read, log_path, self.own_log)
 
     def close(self) -> None:
         """End the server; children that still live die with it."""
