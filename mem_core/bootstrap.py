@@ -36,6 +36,7 @@ from mem_core.runtime.models.facts import ModelFacts, describe_model
 from mem_core.runtime.models.numbers import read_model_numbers
 from mem_core.runtime.ranks.local.processes import ForkServer
 from mem_core.runtime.ranks.local.ranks import LocalRanks
+from mem_core.runtime.session.opening.engine_probe import probe_engine
 from mem_core.runtime.session.opening.orphans import with_orphans
 from mem_core.runtime.session.opening.prepare_service import prepare_ops, prepare_tokens
 from mem_core.runtime.session.opening.refusals import refuse_other_inputs, refuse_other_life, refuse_other_machine
@@ -97,6 +98,7 @@ def examine_only(
     Prefect server is configured, since the one that a command starts for itself is seen by nobody."""
     asked = settings.prefect_api_url is not None if person_at_hand is None else person_at_hand
     observations = observe_machine(request, settings, run_root=live_root(request, settings), holder_of=observe_holder)
+    observations = observations.model_copy(update={"engine": probe_engine(request, settings)})
     model = read_model_numbers(request.model.source, settings.model_cache_dir)
     report = EnvironmentDoctor().examine(request, observations, model, sniff_data(request), asked)
     report = with_orphans(report, lambda: remote_store(request, settings, RetryPolicy(attempts=1)), request.run_id)

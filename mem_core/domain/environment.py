@@ -176,6 +176,24 @@ class SavedRun(Value):
     checkpoint_bytes: int = 0
 
 
+class EngineProblem(Value):
+    """What transformers or DeepSpeed says against a field of the request."""
+
+    field: str
+    problem: str
+    remedy: str
+
+
+class EngineObservation(Value):
+    """What building the model without weights, and reading the engine's configuration, came to in a process of its own."""
+
+    architecture: str = ""
+    attention: str = Field(default="", description="How the model computes attention; empty where it was not built.")
+    problems: tuple[EngineProblem, ...] = ()
+    died: str = Field(default="", description="The last words of a process that could not even import or answer.")
+    unknown: str = Field(default="", description="Why nothing is known: no time, no process.")
+
+
 class MachineObservations(Value):
     """Everything the doctor decides on, gathered at the edge; nothing here is a judgement."""
 
@@ -196,3 +214,4 @@ class MachineObservations(Value):
     saved: SavedRun | None = None
     leftovers: tuple[str, ...] = Field(default=(), description="Processes of earlier attempts of this run that are still alive.")
     stale_rank_variables: tuple[str, ...] = ()
+    engine: EngineObservation | None = Field(default=None, description="None where it had not to be asked.")

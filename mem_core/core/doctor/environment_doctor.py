@@ -76,6 +76,7 @@ class EnvironmentDoctor:
             *software.version_findings(observations),
             *software.build_findings(request, observations, device),
             *software.deepspeed_key_findings(request, device),
+            *software.engine_findings(observations.engine),
             *software.environment_findings(observations),
             *left_out_findings(request, device),
         ]

@@ -3,7 +3,15 @@
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
-from mem_core.domain.errors import InternalError, MemError, MemoryExhausted, NoProgress, NoValidCheckpoint, StoreUnavailable
+from mem_core.domain.errors import (
+    EnvironmentUnfit,
+    InternalError,
+    MemError,
+    MemoryExhausted,
+    NoProgress,
+    NoValidCheckpoint,
+    StoreUnavailable,
+)
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.segment import (
     Hung,
@@ -35,6 +43,8 @@ class Progress(Value):
     that failed last, `skipped_batches` how many the user's choice has left out so far. `stop_by`: who asks for an end, in words.
     `failed_loads`: how often the checkpoint that was being loaded has failed in a row; `can_fall_back`: there is an older proven one;
     `passed_over`: newer ones that failed before it.
+    `same_errors`: how often in a row a fresh process met the same error before any step, at `same_error_batches` different batches.
+    `has_stepped`: whether any process of this attempt applied a step; until then a failing batch says nothing about its samples.
     """
 
     applied_steps: int
@@ -48,6 +58,9 @@ class Progress(Value):
     failed_loads: int = 0
     can_fall_back: bool = False
     passed_over: tuple[int, ...] = ()
+    same_errors: int = 0
+    same_error_batches: int = 0
+    has_stepped: bool = True
 
 
 @dataclass(frozen=True)
@@ -150,6 +163,9 @@ def _go_on(progress: Progress, limits: MemOrchestrator) -> Action:
 def _after_failure(progress: Progress, failure: SegmentFailure, limits: MemOrchestrator) -> Action:
     text = describe_failure(failure)
     tries = progress.failures_without_progress
+    lasting = _lasting_error(progress, failure, text, limits)
+    if lasting is not None:
+        return GiveUp(lasting)
     if isinstance(failure, OutOfMemory) and limits.memory_mode == "fixed":
         return GiveUp(
             MemoryExhausted(
@@ -162,12 +178,14 @@ def _after_failure(progress: Progress, failure: SegmentFailure, limits: MemOrche
         return loading
     if isinstance(failure, OutOfMemory) and not progress.can_shrink and tries > 1 and progress.same_batch_failures > 1:
         return GiveUp(MemoryExhausted(f"{text}, and no smaller plan is left", remedy="See the doctor's estimate for what would fit."))
+    if isinstance(failure, NonFinite) and failure.what == "loss_scale" and (progress.same_batch_failures > 1 or tries > 2):
+        return GiveUp(_scale_at_floor(text))
     if isinstance(failure, NonFinite) and limits.on_non_finite == "fail":
-        return GiveUp(_poisoned(progress, failure, text, "resilience.on_non_finite is fail"))
+        return GiveUp(_poisoned(progress, failure, limits, f"{text}; resilience.on_non_finite is fail"))
     skip = _batch_to_skip(progress, failure, limits)
     if skip is not None and progress.skipped_batches >= limits.max_skipped_batches:
         bound = f"{progress.skipped_batches} batches have been skipped, as many as resilience.max_skipped_batches allows"
-        return GiveUp(_poisoned(progress, failure, text, bound))
+        return GiveUp(_poisoned(progress, failure, limits, f"{text}; {bound}"))
     if skip is None and tries > limits.max_failures_without_progress:
         return GiveUp(_no_progress(progress, failure, text, limits))
     return Retry(
@@ -175,7 +193,42 @@ def _after_failure(progress: Progress, failure: SegmentFailure, limits: MemOrche
         reason=text,
         shrink=isinstance(failure, OutOfMemory),
         skip_batch=skip,
-        lower_lr=skip is None and isinstance(failure, NonFinite) and failure.what != "weights" and limits.on_non_finite == "lower_lr",
+        lower_lr=skip is None and _rate_may_help(failure) and limits.on_non_finite == "lower_lr",
+    )
+
+
+def _rate_may_help(failure: SegmentFailure) -> bool:
+    """A lower rate changes nothing about weights that are bad already, nor about a gradient that overflows at any loss scale."""
+    return isinstance(failure, NonFinite) and failure.what not in ("weights", "loss_scale")
+
+
+def _lasting_error(progress: Progress, failure: SegmentFailure, text: str, limits: MemOrchestrator) -> MemError | None:
+    """The error that ends the run at once, where no further process can mend it; None where one may.
+
+    A batch that fails in the first step of every process is the environment's fault until any other batch was done: only then can its
+    samples be to blame. Where the user lets such batches be left out, the next one is tried before that is said.
+    """
+    if not isinstance(failure, WorkerError):
+        return None
+    if failure.refusal is not None:
+        return failure.refusal.error
+    if not failure.before_any_step or progress.same_errors < SUSPECT_AFTER:
+        return None
+    if _failed_batch(failure) is not None:
+        skips = limits.on_poisoned_batch == "skip" and progress.same_error_batches < SUSPECT_AFTER
+        if progress.has_stepped or skips:
+            return None
+    return EnvironmentUnfit(
+        f"{text}; fresh processes ended with the same error before any step",
+        remedy="Mend what it names (the whole traceback is in logs/rank-*.log of the run folder), then give the same command again.",
+    )
+
+
+def _scale_at_floor(text: str) -> MemError:
+    return NoProgress(
+        text,
+        remedy="Train in bfloat16 (model.dtype: bfloat16), which needs no loss scale, or lower training.learning_rate; if it comes at the "
+        "same batch with any rate, look for rows that are no text.",
     )
 
 
@@ -222,15 +275,18 @@ def _batch_to_skip(progress: Progress, failure: SegmentFailure, limits: MemOrche
 def _failed_batch(failure: SegmentFailure) -> int | None:
     """The batch that was being done, where the failure is one of doing a batch."""
     if isinstance(failure, NonFinite):
-        return None if failure.what == "weights" else failure.batch_index
+        return None if failure.what in ("weights", "loss_scale") else failure.batch_index
     return failure.evidence.batch_index if failure.evidence.phase in ("forward", "backward", "step", "first_step") else None
 
 
-def _poisoned(progress: Progress, failure: SegmentFailure, text: str, why: str) -> MemError:
-    return NoProgress(
-        f"{text}; {why}.{_suspect_words(progress, failure)}".rstrip("."),
-        remedy="Look at those samples, or set resilience.on_poisoned_batch: skip, resilience.on_non_finite: skip or lower_lr.",
-    )
+def _poisoned(progress: Progress, failure: SegmentFailure, limits: MemOrchestrator, what: str) -> MemError:
+    if isinstance(failure, NonFinite) and failure.what == "loss_scale":
+        return _scale_at_floor(what)
+    ways = ["resilience.on_poisoned_batch: skip"] if limits.on_poisoned_batch != "skip" else []
+    if _rate_may_help(failure):
+        ways += [f"resilience.on_non_finite: {way}" for way in ("skip", "lower_lr") if way != limits.on_non_finite]
+    also = f", or set {' or '.join(ways)}" if ways else ""
+    return NoProgress(f"{what}.{_suspect_words(progress, failure)}".rstrip("."), remedy=f"Look at those samples{also}.")
 
 
 def _suspect_words(progress: Progress, failure: SegmentFailure) -> str:
@@ -245,9 +301,11 @@ def _no_progress(progress: Progress, failure: SegmentFailure, text: str, limits:
         return StoreUnavailable(f"{text}; {where}", remedy=remedy)
     if isinstance(failure, WorkerError) and progress.same_batch_failures == 0 and failure.evidence.phase == "start":
         return InternalError(f"{text}; {where}", remedy="Read logs/rank-*.log in the run folder and report it.")
-    if progress.same_batch_failures >= SUSPECT_AFTER and _failed_batch(failure) is not None:
-        return _poisoned(progress, failure, text, f"{where}. Batch {_failed_batch(failure)} failed each time")
+    suspect = progress.same_batch_failures >= SUSPECT_AFTER and _failed_batch(failure) is not None
+    if suspect and (progress.has_stepped or isinstance(failure, NonFinite)):
+        return _poisoned(progress, failure, limits, f"{text}; {where}. Batch {_failed_batch(failure)} failed each time")
+    said = "" if failure.evidence.exception else " | ".join(failure.evidence.last_lines[-3:])
     return NoProgress(
-        f"{text}; {where}",
+        f"{text}; {where}{f'. The process said last: {said}' if said else ''}",
         remedy="Read the last lines above and logs/rank-*.log in the run folder, mend the cause, then give the same command again.",
     )

@@ -40,6 +40,37 @@ def build_model(
     return _ready(module, dtype, activation_checkpointing)
 
 
+def attention_of(config: Any) -> str:
+    """How attention is computed: torch's fused kernel where the architecture offers it, else plain operations ("eager"), which give the
+    same model with more memory."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return "sdpa" if architecture is None or getattr(architecture, "_supports_sdpa", True) else "eager"
+
+
+def build_skeleton(source: str, cache_dir: Path | None = None) -> "torch.nn.Module":
+    """The model without weights, on the device "meta": what building it says about it costs neither memory nor time.
+
+    Raises:
+        RequestError: transformers cannot make a causal language model of the folder's config.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = _config(source, cache_dir)
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, attn_implementation=attention_of(config))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as exc:
+        raise RequestError(
+            f"the model cannot be built: {type(exc).__name__}: {exc}",
+            field="model.source",
+            value=source,
+            remedy="Give a causal language model that transformers knows by itself",
+        ) from exc
+
+
 def load_tokenizer(source: str, cache_dir: Path | None = None) -> Any:
     """The model's Hugging Face tokenizer; bytes for presets. Code of the model's own is never run.
 
@@ -94,13 +125,10 @@ def save_pretrained_folder(
     Raises:
         InternalError: names or shapes are not the model's.
     """
-    import torch
     from huggingface_hub import save_torch_state_dict
-    from transformers import AutoModelForCausalLM
 
     config = _config(model.source, cache_dir)
-    with torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(config)
+    skeleton = build_skeleton(model.source, cache_dir)
     _check_state(parameter_names(skeleton), state_dict)
     config.architectures = [type(skeleton).__name__]
     config.dtype = next(iter(state_dict.values())).dtype
@@ -182,7 +210,7 @@ def _folder_model(source: str, dtype: str, cache_dir: Path | None) -> "torch.nn.
             str(local_model_folder(source, cache_dir)),
             config=config,
             dtype=getattr(torch, dtype),
-            attn_implementation="sdpa",
+            attn_implementation=attention_of(config),
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,

@@ -31,6 +31,7 @@ class Standing:
 
     `position` is the engine's own, None where no sound engine lives; `highest_step` the furthest that was ever done, in any attempt;
     `reached_batch` the furthest batch that a rank has begun in this one: below it plans are replayed and not chosen.
+    `has_stepped`: whether any process of this attempt applied a step.
     """
 
     position: TrainingPosition | None = None
@@ -38,6 +39,7 @@ class Standing:
     highest_step: int = 0
     reached_batch: int = 0
     restarts: int = 0
+    has_stepped: bool = False
 
 
 def _while_loading(failure: SegmentFailure, step: int | None) -> SegmentFailure:

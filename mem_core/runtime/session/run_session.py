@@ -15,7 +15,7 @@ from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.errors import InternalError, Interrupted, MemoryExhausted, PolicyRefused, StoreUnavailable
 from mem_core.domain.events import Evaluated
 from mem_core.domain.plan import Hyperparams
-from mem_core.domain.run import RunResult
+from mem_core.domain.run import RunResult, rows_words
 from mem_core.domain.segment import Evidence, NonFinite, SaveFailed, SegmentCompleted, SegmentFailure, SegmentInterrupted
 from mem_core.runtime.session.advice_service import AdviceService
 from mem_core.runtime.session.attempt import Attempt
@@ -168,6 +168,9 @@ class RunSession:
             failed_loads=self.failures.loads.get(loading, 0) if loading is not None else 0,
             can_fall_back=ranks.can_fall_back(loading),
             passed_over=ranks.passed_over,
+            same_errors=self.failures.same_error,
+            same_error_batches=len(self.failures.same_error_batches),
+            has_stepped=self.segments.standing.has_stepped,
         )
 
     # -- endings --------------------------------------------------------------------------------------------------------
@@ -178,18 +181,23 @@ class RunSession:
             return
         for _ in range(self.attempt.request.resilience.max_failures_without_progress):
             try:
-                loss = self.segments.evaluate()
+                found = self.segments.evaluate()
             except SegmentFailed as exc:
                 self.attempt.progress.note(f"the evaluation is done again: {exc}")
                 continue
-            if math.isfinite(loss):
-                self.attempt.state.emit(Evaluated(step=self.segments.ranks.locate().applied_steps, validation_loss=loss))
+            if math.isfinite(found.loss):
+                self._journal_validation(found.loss, found.rows, found.rows_total)
             return
         self.attempt.progress.note("no validation loss: the workers died in each evaluation; every step is applied and proven all the same")
 
     def _is_evaluated(self) -> bool:
         step = self.segments.ranks.locate().applied_steps
         return any(isinstance(line.event, Evaluated) and line.event.step == step for line in self.attempt.state.lines())
+
+    def _journal_validation(self, loss: float, rows: int, rows_total: int) -> None:
+        step = self.segments.ranks.locate().applied_steps
+        self.attempt.state.emit(Evaluated(step=step, validation_loss=loss, validation_rows=rows, validation_rows_total=rows_total))
+        self.attempt.progress.note(f"validation loss {loss:.4f} over {rows_words(rows, rows_total)}")
 
     def interrupted(self) -> Interrupted:
         """The error of an attempt that was asked to stop and has committed what it had."""

@@ -73,7 +73,7 @@ class RanksContract:
         group = start("obedient", 3)
         assert group.restore(None, START).applied_steps == 0
         assert train(group, 5, "/nowhere").position.applied_steps == 5
-        assert group.evaluate(1) == 1.5
+        assert group.evaluate(1).loss == 1.5
         assert [saved.weights_digest for saved in group.wait_saved(5, 5.0)] == ["d", "", ""]
         assert len(group.heartbeats()) == 3
         group.stop()

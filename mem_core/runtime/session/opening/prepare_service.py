@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 from mem_core.core.run.record import RunRecord
+from mem_core.domain.errors import EnvironmentUnfit
 from mem_core.domain.request import RuntimeRequest
-from mem_core.infrastructure.machine.build import remove_stale_locks
+from mem_core.infrastructure.machine.build import executable_problem, remove_stale_locks
 from mem_core.infrastructure.settings import Settings, child_environment
 from mem_core.infrastructure.telemetry.progress import PreparingView, Progress
 from mem_core.runtime.data.encoding.prepare import prepare_data
@@ -21,6 +22,7 @@ def prepare_ops(request: RuntimeRequest, settings: Settings, device: str, max_jo
     Raises:
         EnvironmentUnfit: the build failed (with the compiler's last lines) or ran past its deadline (with who holds the lock).
     """
+    refuse_unexecutable(request, settings)
     folder = settings.torch_extensions_dir
     for lock in remove_stale_locks(folder):
         note(f"removed a build lock left by a killed build: {lock}")
@@ -31,6 +33,25 @@ def prepare_ops(request: RuntimeRequest, settings: Settings, device: str, max_jo
     note(f"building DeepSpeed ops once: {', '.join(names)} (up to {limit_min:.0f} minutes; later starts find them ready)")
     environment = child_environment(settings, device="cuda" if device == "cuda" else "cpu", max_jobs=max_jobs)
     watch_build(build_command(names), environment, folder, note)
+
+
+def refuse_unexecutable(request: RuntimeRequest, settings: Settings) -> None:
+    """What is compiled is loaded from MEM's folders: asked before the first step, where the answer has a name.
+
+    Raises:
+        EnvironmentUnfit: a folder that this request's compiled code would be loaded from takes none.
+    """
+    folders = [settings.compile_cache_dir] if request.model.compile == "on" else []
+    folders += [settings.torch_extensions_dir] if ops_needed(request.deepspeed) else []
+    for folder in folders:
+        problem = executable_problem(folder)
+        if problem:
+            raise EnvironmentUnfit(
+                f"compiled code cannot be loaded from this folder: {problem} (is it mounted noexec, or not writable?)",
+                field="MEM_HOME",
+                value=folder,
+                remedy="Set MEM_HOME to a folder that allows it, or use model.compile: off.",
+            )
 
 
 def with_model_at_hand(request: RuntimeRequest, settings: Settings) -> RuntimeRequest:
