@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
+from mem_core.core.recovery.blame import failed_batch, rate_may_help, scale_at_floor
 from mem_core.domain.errors import (
     EnvironmentUnfit,
     InternalError,
@@ -179,7 +180,7 @@ def _after_failure(progress: Progress, failure: SegmentFailure, limits: MemOrche
     if isinstance(failure, OutOfMemory) and not progress.can_shrink and tries > 1 and progress.same_batch_failures > 1:
         return GiveUp(MemoryExhausted(f"{text}, and no smaller plan is left", remedy="See the doctor's estimate for what would fit."))
     if isinstance(failure, NonFinite) and failure.what == "loss_scale" and (progress.same_batch_failures > 1 or tries > 2):
-        return GiveUp(_scale_at_floor(text))
+        return GiveUp(scale_at_floor(text))
     if isinstance(failure, NonFinite) and limits.on_non_finite == "fail":
         return GiveUp(_poisoned(progress, failure, limits, f"{text}; resilience.on_non_finite is fail"))
     skip = _batch_to_skip(progress, failure, limits)
@@ -193,13 +194,8 @@ def _after_failure(progress: Progress, failure: SegmentFailure, limits: MemOrche
         reason=text,
         shrink=isinstance(failure, OutOfMemory),
         skip_batch=skip,
-        lower_lr=skip is None and _rate_may_help(failure) and limits.on_non_finite == "lower_lr",
+        lower_lr=skip is None and rate_may_help(failure) and limits.on_non_finite == "lower_lr",
     )
-
-
-def _rate_may_help(failure: SegmentFailure) -> bool:
-    """A lower rate changes nothing about weights that are bad already, nor about a gradient that overflows at any loss scale."""
-    return isinstance(failure, NonFinite) and failure.what not in ("weights", "loss_scale")
 
 
 def _lasting_error(progress: Progress, failure: SegmentFailure, text: str, limits: MemOrchestrator) -> MemError | None:
@@ -212,23 +208,17 @@ def _lasting_error(progress: Progress, failure: SegmentFailure, text: str, limit
         return None
     if failure.refusal is not None:
         return failure.refusal.error
+    if failure.evidence.restoring_step is not None:
+        return None  # an older checkpoint may load where this one does not
     if not failure.before_any_step or progress.same_errors < SUSPECT_AFTER:
         return None
-    if _failed_batch(failure) is not None:
+    if failed_batch(failure) is not None:
         skips = limits.on_poisoned_batch == "skip" and progress.same_error_batches < SUSPECT_AFTER
         if progress.has_stepped or skips:
             return None
     return EnvironmentUnfit(
         f"{text}; fresh processes ended with the same error before any step",
         remedy="Mend what it names (the whole traceback is in logs/rank-*.log of the run folder), then give the same command again.",
-    )
-
-
-def _scale_at_floor(text: str) -> MemError:
-    return NoProgress(
-        text,
-        remedy="Train in bfloat16 (model.dtype: bfloat16), which needs no loss scale, or lower training.learning_rate; if it comes at the "
-        "same batch with any rate, look for rows that are no text.",
     )
 
 
@@ -263,7 +253,7 @@ def _delay_s(tries: int) -> float:
 
 def _batch_to_skip(progress: Progress, failure: SegmentFailure, limits: MemOrchestrator) -> int | None:
     """The batch that is to be left out, where the user allows it; None where the cause may be something else."""
-    batch = _failed_batch(failure)
+    batch = failed_batch(failure)
     if batch is None:
         return None
     if isinstance(failure, NonFinite) and failure.what in ("loss", "gradient", "loss_spike") and limits.on_non_finite == "skip":
@@ -272,18 +262,11 @@ def _batch_to_skip(progress: Progress, failure: SegmentFailure, limits: MemOrche
     return batch if poisoned and limits.on_poisoned_batch == "skip" else None
 
 
-def _failed_batch(failure: SegmentFailure) -> int | None:
-    """The batch that was being done, where the failure is one of doing a batch."""
-    if isinstance(failure, NonFinite):
-        return None if failure.what in ("weights", "loss_scale") else failure.batch_index
-    return failure.evidence.batch_index if failure.evidence.phase in ("forward", "backward", "step", "first_step") else None
-
-
 def _poisoned(progress: Progress, failure: SegmentFailure, limits: MemOrchestrator, what: str) -> MemError:
     if isinstance(failure, NonFinite) and failure.what == "loss_scale":
-        return _scale_at_floor(what)
+        return scale_at_floor(what)
     ways = ["resilience.on_poisoned_batch: skip"] if limits.on_poisoned_batch != "skip" else []
-    if _rate_may_help(failure):
+    if rate_may_help(failure):
         ways += [f"resilience.on_non_finite: {way}" for way in ("skip", "lower_lr") if way != limits.on_non_finite]
     also = f", or set {' or '.join(ways)}" if ways else ""
     return NoProgress(f"{what}.{_suspect_words(progress, failure)}".rstrip("."), remedy=f"Look at those samples{also}.")
@@ -291,7 +274,7 @@ def _poisoned(progress: Progress, failure: SegmentFailure, limits: MemOrchestrat
 
 def _suspect_words(progress: Progress, failure: SegmentFailure) -> str:
     ids = failure.sample_ids if isinstance(failure, NonFinite) and failure.sample_ids else progress.sample_ids
-    return f" Batch {_failed_batch(failure)} holds samples {list(ids)}." if ids and _failed_batch(failure) is not None else ""
+    return f" Batch {failed_batch(failure)} holds samples {list(ids)}." if ids and failed_batch(failure) is not None else ""
 
 
 def _no_progress(progress: Progress, failure: SegmentFailure, text: str, limits: MemOrchestrator) -> MemError:
@@ -301,9 +284,9 @@ def _no_progress(progress: Progress, failure: SegmentFailure, text: str, limits:
         return StoreUnavailable(f"{text}; {where}", remedy=remedy)
     if isinstance(failure, WorkerError) and progress.same_batch_failures == 0 and failure.evidence.phase == "start":
         return InternalError(f"{text}; {where}", remedy="Read logs/rank-*.log in the run folder and report it.")
-    suspect = progress.same_batch_failures >= SUSPECT_AFTER and _failed_batch(failure) is not None
+    suspect = progress.same_batch_failures >= SUSPECT_AFTER and failed_batch(failure) is not None
     if suspect and (progress.has_stepped or isinstance(failure, NonFinite)):
-        return _poisoned(progress, failure, limits, f"{text}; {where}. Batch {_failed_batch(failure)} failed each time")
+        return _poisoned(progress, failure, limits, f"{text}; {where}. Batch {failed_batch(failure)} failed each time")
     said = "" if failure.evidence.exception else " | ".join(failure.evidence.last_lines[-3:])
     return NoProgress(
         f"{text}; {where}{f'. The process said last: {said}' if said else ''}",
