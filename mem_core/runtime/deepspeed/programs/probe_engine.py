@@ -27,7 +27,8 @@ def main() -> int:
                     answer |= probe(request, order["dtype"])
                 except RequestError as exc:
                     answer["problems"].append([exc.field, exc.problem, exc.remedy])
-    print(json.dumps(answer), flush=True)
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
     return 0
 
 
