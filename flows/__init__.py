@@ -1,4 +1,7 @@
-"""The flows, by name: `from flows import endurance`. Loaded on first use, since importing Prefect takes seconds."""
+"""The flows, by name: `from flows import endurance`. Loaded on first use, since importing Prefect takes seconds.
+
+Called by people, notebooks, deployments and `mem`. A flow asks Prefect about its own run and calls tasks; it decides nothing else.
+"""
 
 from importlib import import_module
 from typing import Any
@@ -9,6 +12,7 @@ _FLOWS = {
     "restore_drill": "flows.restore_drill_flow",
     "doctor": "flows.doctor_flow",
     "chaos_drill": "flows.chaos_drill_flow",
+    "restart": "flows.restart_flow",
 }
 
 
@@ -18,4 +22,4 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["chaos_drill", "doctor", "endurance", "finetune", "restore_drill"]
+__all__ = ["chaos_drill", "doctor", "endurance", "finetune", "restart", "restore_drill"]

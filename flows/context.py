@@ -8,12 +8,14 @@ from prefect.context import FlowRunContext
 from prefect.logging import get_run_logger
 
 from flows.flow_request import settled_request
-from mem_core.bootstrap import RunDraft
 from mem_core.core.run.fold import fold_state
 from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.errors import MemError, NoProgress, RequestError
 from mem_core.domain.request import RuntimeRequest
+from mem_core.infrastructure.machine.process_facts import refuse_lost_working_folder
 from mem_core.infrastructure.settings import Settings
+from mem_core.runtime.session.opening.stages import Held, RunOrder
+from tasks.running import DRIVEN, DrivenRun
 
 KEY_VARIABLE = "MEM_PLANNER_KEY_FROM_BLOCK"
 
@@ -31,9 +33,14 @@ def first_start_unix_s() -> float:
     return start.timestamp() if start is not None else time.time()
 
 
-def request_of_run(request: RuntimeRequest, overrides: dict[str, Any] | None) -> RuntimeRequest:
-    """The request of the current flow run. Raises RequestError."""
-    return settled_request(request, overrides, deployed=is_deployed(), start_unix_s=first_start_unix_s())
+def request_of_run(request: RuntimeRequest, overrides: dict[str, Any] | None, *, refuse: bool = True) -> RuntimeRequest:
+    """The request of the current flow run; see `settled_request`.
+
+    Raises:
+        RequestError: it is wrong. EnvironmentUnfit: the process stands nowhere any more.
+    """
+    refuse_lost_working_folder()
+    return settled_request(request, overrides, deployed=is_deployed(), start_unix_s=first_start_unix_s(), refuse=refuse)
 
 
 def flow_run_name() -> str:
@@ -62,8 +69,8 @@ def doctor_run_name() -> str:
     return f"doctor-{flow_run_name()}"
 
 
-def show_in_prefect(draft: RunDraft) -> None:
-    """Put Prefect's UI behind the draft's progress, where somebody can look at it. Call inside the flow, before the run opens."""
+def shown_in_prefect(order: RunOrder) -> RunOrder:
+    """The order with Prefect's UI behind its progress, where somebody can look at it. Call inside the flow, before the run opens."""
     from prefect.settings import PREFECT_API_URL
 
     from flows.prefect_view.api import PrefectApi
@@ -73,36 +80,40 @@ def show_in_prefect(draft: RunDraft) -> None:
 
     context = FlowRunContext.get()
     if context is None or context.flow_run is None or is_embedded(PREFECT_API_URL.value()):
-        return
-    flow_run, request = context.flow_run, draft.request
+        return order
+    flow_run, request = context.flow_run, order.request
     deployed = flow_run.deployment_id is not None
-    draft.progress = PrefectView(
-        inner=draft.progress,
+    view = PrefectView(
+        inner=order.progress,
         api=PrefectApi(flow_run.id, request.run_id, set(flow_run.tags), flow_run.run_count),
         board=RunBoard(request.run_id, request.training.max_steps),
         log=get_run_logger(),
-        ask_to_stop=lambda reason: ask_to_stop(draft, reason),
+        ask_to_stop=lambda reason: DRIVEN.run(request.run_id).ask_to_stop(reason),
         # A runner or worker sends a signal; without one, only the flow run's state tells of a cancel.
         pace=Pace(poll_s=10.0 if deployed else 2.0),
-    ).start()
+    )
+    return replace(order, progress=view.start(), options=replace(order.options, person_at_hand=True))
 
 
-def ask_to_stop(draft: RunDraft, reason: str) -> None:
-    """Stop at the next step; before there are steps and while a person is asked, at once, by the signal that the flow handles."""
-    from tasks.running import interrupt_opening
+def follow_run(run: DrivenRun) -> None:
+    """Once the run folder is held: its journal is shown, and a run that crashes again and again is ended."""
+    from flows.prefect_view.publisher import PrefectView
 
-    draft.stop.by = draft.stop.by or reason
-    interrupt_opening()
+    if not isinstance(run.stage, Held):
+        return
+    if isinstance(run.order.progress, PrefectView):
+        run.order.progress.follow(run.stage.state)
+    refuse_crash_loop(run.stage.state, run.order.request.resilience.max_failures_without_progress)
 
 
-def ask_through_prefect(draft: RunDraft) -> None:
+def ask_through_prefect(run: DrivenRun) -> None:
     """Let a person approve changes, where the request asks for it and somebody can look at the flow run."""
     from flows.prefect_view.publisher import PrefectView
 
-    if draft.session is not None and draft.request.policy.approval.required and isinstance(draft.progress, PrefectView):
+    if run.order.request.policy.approval.required and isinstance(run.order.progress, PrefectView):
         from flows.server.approval import approver
 
-        draft.session.advice.ask_person = approver(draft)
+        run.session.advice.ask_person = approver(run)
 
 
 def refuse_crash_loop(state: StateManager, limit: int) -> None:

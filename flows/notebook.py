@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from flows.prefect_view.curves import Curve, curve_svg
-from flows.shown_progress import progress_shown, show_progress_on
 from mem_core.domain.run import RunResult
 from mem_core.infrastructure.telemetry.metrics import read_metrics
 from mem_core.infrastructure.telemetry.notebook import result_html
 from mem_core.infrastructure.telemetry.progress import PreparingView, ProgressView, View, describe
+from tasks.running import DRIVEN, Surroundings
 
 REDRAW_S = 0.5
 NUM_NOTES = 8
@@ -124,15 +124,11 @@ def in_notebook() -> bool:
 @contextlib.contextmanager
 def live_progress() -> Iterator[None]:
     """In a notebook, the flow called within the block shows its progress in the cell."""
-    if progress_shown() or not in_notebook():
+    if DRIVEN.has_surroundings or not in_notebook():
         yield
         return
-    show_progress_on(NotebookProgress())
-    try:
-        with _quiet_prefect():
-            yield
-    finally:
-        show_progress_on(None)
+    with DRIVEN.surrounded(Surroundings(NotebookProgress())), _quiet_prefect():
+        yield
 
 
 @contextlib.contextmanager

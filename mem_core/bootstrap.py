@@ -1,11 +1,12 @@
 """The composition root: the one place where parts are wired into a run. Importing it acts on nothing."""
 
+import contextlib
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from mem_core.core.doctor.environment_doctor import EnvironmentDoctor, error_of
-from mem_core.core.run.goodput import GoodputLedger
+from mem_core.core.policy.local_policy_engine import LocalPolicyEngine
+from mem_core.core.run.belonging import CheckpointWords, birth_of
 from mem_core.core.run.holder import observe_holder
 from mem_core.core.run.journal_check import check_journal
 from mem_core.core.run.reconcile import reconcile
@@ -21,42 +22,32 @@ from mem_core.infrastructure.machine.store import is_remote, local_path
 from mem_core.infrastructure.planner.background import BackgroundAdvice
 from mem_core.infrastructure.planner.build import build_planner
 from mem_core.infrastructure.request.errors import refuse_passwords
+from mem_core.infrastructure.request.policy_file import load_policy_file
 from mem_core.infrastructure.settings import Settings, child_environment
+from mem_core.infrastructure.storage.disk import OsDisk
 from mem_core.infrastructure.storage.opening import open_store
 from mem_core.infrastructure.storage.port import Store
 from mem_core.infrastructure.storage.retrying import RetryPolicy
-from mem_core.infrastructure.telemetry.progress import NoProgress
-from mem_core.infrastructure.telemetry.progress import Progress as ProgressPort
+from mem_core.runtime.checkpoint_manager.catalog import Catalog
 from mem_core.runtime.checkpoint_manager.mirror.mirror import highest_attempt
 from mem_core.runtime.data.reading.sniff import sniff_data
 from mem_core.runtime.data.values import PreparedData
 from mem_core.runtime.models.facts import ModelFacts, describe_model
 from mem_core.runtime.models.numbers import read_model_numbers
 from mem_core.runtime.ranks.local.processes import ForkServer
-from mem_core.runtime.session.opening import RunDraft, known
-from mem_core.runtime.session.orphans import with_orphans
-from mem_core.runtime.session.prepare_service import prepare_ops, prepare_tokens
-from mem_core.runtime.session.refusals import refuse_other_inputs, refuse_other_machine
+from mem_core.runtime.ranks.local.ranks import LocalRanks
+from mem_core.runtime.session.opening.engine_probe import probe_engine
+from mem_core.runtime.session.opening.orphans import with_orphans
+from mem_core.runtime.session.opening.prepare_service import prepare_ops, prepare_tokens
+from mem_core.runtime.session.opening.refusals import refuse_other_inputs, refuse_other_life, refuse_other_machine
+from mem_core.runtime.session.opening.stages import Examined, Held, Prepared, RunOrder
+from mem_core.runtime.session.opening.wiring import wire
 from mem_core.runtime.session.remote_service import RemoteService, fetch_record
-from mem_core.runtime.session.run_session import policy_engine
-from mem_core.runtime.session.segment_service import StopFlag
-from mem_core.runtime.session.wiring import wire
 
-
-def draft_run(
-    request: RuntimeRequest, progress: ProgressPort | None = None, settings: Settings | None = None, *, allow_reshard: bool = False
-) -> RunDraft:
-    """Begin to open a run; nothing is touched yet. `allow_reshard`: its newest checkpoint may be converted to other ranks or ZeRO stage."""
-    draft = RunDraft(request, settings or Settings.from_environment(), progress or NoProgress(), StopFlag(), GoodputLedger())
-    return replace(draft, on_built=next(iter(_ON_BUILT), ""), allow_reshard=allow_reshard)
-
-
-_ON_BUILT: list[str] = []
-
-
-def compose_workers(on_built: str) -> None:
-    """Runs drafted by this process from now on call `module:function` with each rank's runner once it is built (see WorkerSpec)."""
-    _ON_BUILT[:] = [on_built] if on_built else []
+CHAOS_LEFT_OUT = (
+    "chaos is left out: training never hurts a run on purpose; mem drill REQUEST or the chaos-drill deployment does, "
+    "and compares with a twin"
+)
 
 
 def live_root(request: RuntimeRequest, settings: Settings) -> Path:
@@ -67,80 +58,98 @@ def live_root(request: RuntimeRequest, settings: Settings) -> Path:
     return settings.mem_home / "live" / name
 
 
-def examine(draft: RunDraft) -> EnvironmentReport:
+def examine(order: RunOrder) -> Examined:
     """Doctor: look, judge, report. Changes nothing.
 
+    Planner and policy engine are built before anything is written, so that a mistake in them, or a secret, leaves no trace.
+
     Raises:
-        MemError: the first failing kind in the order of the exit codes.
+        MemError: the first failing kind in the order of the exit codes. RequestError: planner or policy file cannot be used, or a
+            URL of the request carries a password.
     """
-    check_policy(draft)
-    report = examine_only(draft.request, draft.settings, allow_reshard=draft.allow_reshard)
-    draft.environment = report
+    refuse_passwords(order.request.model_dump(mode="json"))
+    engine = policy_engine(order.request.policy.file)
+    planner = _planner(order)
+    options = order.options
+    report = examine_only(order.request, order.settings, allow_reshard=options.allow_reshard, person_at_hand=options.person_at_hand)
     error = error_of(report)
     if error is not None:
         raise error
-    return report
+    return Examined(order, report, engine, planner)
 
 
-def check_policy(draft: RunDraft) -> None:
-    """Build planner and policy engine before anything is written, so that a mistake in them, or a secret, leaves no trace.
-
-    Raises:
-        RequestError: planner or policy file cannot be used, or a URL of the request carries a password.
-    """
-    refuse_passwords(draft.request.model_dump(mode="json"))
-    draft.policy = policy_engine(draft.request.policy.file)
-    section = draft.request.policy.planner
-    if section.kind != "none":
-        key = draft.settings.secret(section.api_key_env) if section.api_key_env else None
-        planner = build_planner(section, default_base_url=draft.settings.planner_base_url, api_key=key)
-        draft.planner = BackgroundAdvice(planner)
+def policy_engine(bounds_file: str | None) -> LocalPolicyEngine:
+    """The engine with built-in or user-given bounds. Raises RequestError."""
+    return LocalPolicyEngine(load_policy_file(bounds_file)) if bounds_file else LocalPolicyEngine()
 
 
-def examine_only(request: RuntimeRequest, settings: Settings, *, allow_reshard: bool = False) -> EnvironmentReport:
-    """The doctor's report, whatever it says."""
+def _planner(order: RunOrder) -> BackgroundAdvice | None:
+    section = order.request.policy.planner
+    if section.kind == "none":
+        return None
+    key = order.settings.secret(section.api_key_env) if section.api_key_env else None
+    return BackgroundAdvice(build_planner(section, default_base_url=order.settings.planner_base_url, api_key=key))
+
+
+def examine_only(
+    request: RuntimeRequest, settings: Settings, *, allow_reshard: bool = False, person_at_hand: bool | None = None
+) -> EnvironmentReport:
+    """The doctor's report, whatever it says. `person_at_hand`: whether the run could put a question to a person; by default where a
+    Prefect server is configured, since the one that a command starts for itself is seen by nobody."""
+    asked = settings.prefect_api_url is not None if person_at_hand is None else person_at_hand
     observations = observe_machine(request, settings, run_root=live_root(request, settings), holder_of=observe_holder)
+    observations = observations.model_copy(update={"engine": probe_engine(request, settings)})
     model = read_model_numbers(request.model.source, settings.model_cache_dir)
-    report = EnvironmentDoctor().examine(request, observations, model, sniff_data(request))
+    report = EnvironmentDoctor().examine(request, observations, model, sniff_data(request), asked)
     report = with_orphans(report, lambda: remote_store(request, settings, RetryPolicy(attempts=1)), request.run_id)
     return allow_other_shape(report) if allow_reshard else report
 
 
-def acquire(draft: RunDraft) -> StateManager:
-    """Take the run folder and start to import the heavy libraries in the background.
+def acquire(examined: Examined) -> Held:
+    """Take the run folder and start to import the heavy libraries in the background. What fails half-way gives everything back.
 
     Raises:
         RunHeld: another process holds the run. RequestError: it was born with other values.
     """
-    environment = known(draft.environment)
-    root, run_id = live_root(draft.request, draft.settings), draft.request.run_id
-    store = remote_store(draft.request, draft.settings)
+    order, environment = examined.order, examined.environment
+    root, run_id = live_root(order.request, order.settings), order.request.run_id
+    store = remote_store(order.request, order.settings)
     at_least = 1
     if store is not None and not has_record(root / run_id):
         fetch_record(store, run_id, root / run_id)
         at_least = highest_attempt(store, run_id) + 1
-    draft.state = StateManager.acquire(root, run_id, at_least=at_least)
-    if store is not None:
-        draft.remote = RemoteService(store, draft.state, draft.request.checkpoint, lambda why: _stop(draft, why))
-    record = draft.state.record()
-    if record is not None:
-        draft.request = reconcile(record.request, draft.request, allow_reshard=draft.allow_reshard)
-        refuse_other_machine(record, environment)
-    damage = check_journal(draft.state.folder / "journal")
-    draft.state.start_attempt(None, note=f"{environment.device}, {environment.dtype}: {environment.device_reason}")
-    draft.state.emit(DoctorReported(report=environment))
-    if damage:
-        draft.state.emit(Noted(text=str(damage)))
-        draft.progress.note(str(damage))
-    draft.state.mend_record()
-    draft.server = draft.server or _EARLY.pop(draft.request.run_id, None) or _fork_server(draft.request, draft.settings, environment)
-    draft.server.log_into(draft.state.folder / "logs")
-    return draft.state
+    with contextlib.ExitStack() as undo:
+        state = StateManager.acquire(root, run_id, at_least=at_least)
+        undo.callback(state.release)
+        record = state.record()
+        request = order.request
+        if record is not None:
+            request = reconcile(record.request, request, allow_reshard=order.options.allow_reshard, as_born=order.options.as_born)
+            refuse_other_machine(record, environment)
+        remote = RemoteService(store, state, request.checkpoint, lambda why: _stop(order, why)) if store is not None else None
+        server = order.options.server or start_fork_server(request, order.settings, environment)
+        undo.callback(server.close)
+        server.log_into(state.folder / "logs")
+        _journal_start(state, examined)
+        undo.pop_all()
+    return Held(examined, request, state, server, remote)
 
 
-def _stop(draft: RunDraft, why: str) -> None:
-    draft.progress.note(why)
-    draft.stop.by = draft.stop.by or "a newer attempt on another machine"
+def _journal_start(state: StateManager, examined: Examined) -> None:
+    environment, progress = examined.environment, examined.order.progress
+    damage = check_journal(state.folder / "journal")
+    state.start_attempt(None, note=f"{environment.device}, {environment.dtype}: {environment.device_reason}")
+    state.emit(DoctorReported(report=environment))
+    for text in (str(damage) if damage else "", CHAOS_LEFT_OUT if examined.order.request.chaos is not None else ""):
+        if text:
+            state.emit(Noted(text=text))
+            progress.note(text)
+    state.mend_record()
+
+
+def _stop(order: RunOrder, why: str) -> None:
+    order.progress.note(why)
+    order.stop.ask("a newer attempt on another machine")
 
 
 def remote_store(request: RuntimeRequest, settings: Settings, retry: RetryPolicy | None = None) -> Store | None:
@@ -156,22 +165,8 @@ def remote_store(request: RuntimeRequest, settings: Settings, retry: RetryPolicy
     )
 
 
-_EARLY: dict[str, ForkServer] = {}
-
-
-def early_fork_server(request: RuntimeRequest, settings: Settings, environment: EnvironmentReport) -> None:
-    """Begin the heavy imports now, while whoever calls does something else; `acquire` takes the server over."""
-    _EARLY[request.run_id] = _fork_server(request, settings, environment)
-
-
-def close_early_fork_server(run_id: str) -> None:
-    """End a server that no run has taken over."""
-    server = _EARLY.pop(run_id, None)
-    if server is not None:
-        server.close()
-
-
-def _fork_server(request: RuntimeRequest, settings: Settings, environment: EnvironmentReport) -> ForkServer:
+def start_fork_server(request: RuntimeRequest, settings: Settings, environment: EnvironmentReport) -> ForkServer:
+    """Begin the heavy imports for a run in the background; returns at once. Whoever starts it closes it, or hands it to `acquire`."""
     environ = child_environment(
         settings,
         device=environment.device,
@@ -182,28 +177,39 @@ def _fork_server(request: RuntimeRequest, settings: Settings, environment: Envir
     return ForkServer.start(environ, settings.mem_home / "logs")
 
 
-def prepare(draft: RunDraft) -> PreparedData:
+def prepare(held: Held) -> Prepared:
     """Ops and token shards; then wire the session. Raises DataError, EnvironmentUnfit, StoreUnavailable."""
-    environment, state = known(draft.environment), known(draft.state)
+    order, environment, state = held.order, held.examined.environment, held.state
     record = state.record()
-    with draft.ledger.bucket("op_build"):
-        prepare_ops(draft.request, draft.settings, environment.device, environment.max_build_jobs, draft.progress.note)
-    with draft.ledger.bucket("data"):
-        draft.model = describe_model(draft.request.model.source, draft.settings.model_cache_dir)
-        draft.data = prepare_tokens(draft.request, draft.settings, draft.model.vocab_size, draft.progress, record)
+    with order.ledger.bucket("op_build"):
+        prepare_ops(held.request, order.settings, environment.device, environment.max_build_jobs, order.progress.note)
+    with order.ledger.bucket("data"):
+        model = describe_model(held.request.model.source, order.settings.model_cache_dir)
+        data = prepare_tokens(held.request, order.settings, model.vocab_size, order.progress, record)
     if record is None:
-        record = _born(draft, environment, draft.data, draft.model)
+        record = _born(held.request, environment, data, model)
+        _refuse_other_life(held, record)  # before the folder says whose it is
         state.write_record(record)
     else:
-        refuse_other_inputs(record, draft.data, draft.model)
-    draft.request = draft.request.model_copy(
-        update={"training": draft.request.training.model_copy(update={"schedule_steps": record.request.training.schedule_steps})}
-    )
-    record = _with_allowed_changes(record, draft.request)
+        refuse_other_inputs(record, data, model)
+        _refuse_other_life(held, record)
+    training = held.request.training.model_copy(update={"schedule_steps": record.request.training.schedule_steps})
+    request = held.request.model_copy(update={"training": training})
+    record = _with_allowed_changes(record, request)
     if record != state.record():
         state.write_record(record)
-    draft.session = wire(draft, reshaped(record, draft.request, environment.threads_per_rank))
-    return draft.data
+    ranks = LocalRanks(held.server, state.folder / "live")
+    session = wire(held, ranks, request, data, reshaped(record, request, environment.threads_per_rank))
+    return Prepared(held, data, model, session)
+
+
+def _refuse_other_life(held: Held, record: RunRecord) -> None:
+    key = held.order.settings.manifest_key
+    catalog = Catalog(OsDisk(), held.state.folder, record.run_id, key.encode() if key else None)
+    words = CheckpointWords(line.event for line in held.state.lines())
+    for note in refuse_other_life(catalog, record.run_id, birth_of(record), words):
+        held.state.emit(Noted(text=note))
+        held.order.progress.note(note)
 
 
 def _with_allowed_changes(record: RunRecord, request: RuntimeRequest) -> RunRecord:
@@ -212,18 +218,18 @@ def _with_allowed_changes(record: RunRecord, request: RuntimeRequest) -> RunReco
     return record.model_copy(update={"request": with_shape(request, *shape_of(record.request))})
 
 
-def _born(draft: RunDraft, environment: EnvironmentReport, data: PreparedData, model: ModelFacts) -> RunRecord:
+def _born(asked: RuntimeRequest, environment: EnvironmentReport, data: PreparedData, model: ModelFacts) -> RunRecord:
     """What this run is from now on. The schedule's horizon and the first memory plan are frozen here."""
-    training = draft.request.training
-    request = draft.request.model_copy(
+    training = asked.training
+    request = asked.model_copy(
         update={"training": training.model_copy(update={"schedule_steps": training.schedule_steps or training.max_steps})}
     )
-    rows_per_rank = training.global_batch_size // draft.request.parallel.num_ranks
-    micro = draft.request.memory.micro_batch_size
+    rows_per_rank = training.global_batch_size // asked.parallel.num_ranks
+    micro = asked.memory.micro_batch_size
     plan = MemoryPlan(
         micro_batch_rows=min(rows_per_rank, environment.micro_batch_rows if micro == "auto" else micro),
-        activation_checkpointing=draft.request.model.activation_checkpointing == "on",
-        offload_optimizer=draft.request.parallel.offload_optimizer,
+        activation_checkpointing=asked.model.activation_checkpointing == "on",
+        offload_optimizer=asked.parallel.offload_optimizer,
     )
     return RunRecord(
         run_id=request.run_id, request=request, device=environment.device, dtype=environment.dtype, default_plan=plan,

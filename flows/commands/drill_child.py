@@ -6,7 +6,7 @@ As a program: `python -m flows.commands.drill_child OWNER_PID ON_BUILT REQUEST.j
 import os
 import sys
 
-from mem_core.runtime.ranks.local.fork_server import die_with_parent
+from mem_core.infrastructure.machine.process_ties import die_with_parent
 
 
 def main(argv: list[str]) -> int:
@@ -15,12 +15,10 @@ def main(argv: list[str]) -> int:
     die_with_parent(int(owner_pid))
     from flows.commands.output import report_error
     from flows.commands.train import train
-    from mem_core.bootstrap import compose_workers
     from mem_core.domain.errors import MemError
 
-    compose_workers(on_built)
     try:
-        return train(path, [], as_json=True)
+        return train(path, [], as_json=True, on_built=on_built)
     except MemError as exc:
         return report_error(exc, as_json=True)
 

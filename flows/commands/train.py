@@ -10,7 +10,7 @@ from flows.commands.output import print_result
 from flows.commands.report import run_status
 from flows.server.embedded import EmbeddedServer
 from flows.server.local_api import note_embedded
-from mem_core.bootstrap import close_early_fork_server, early_fork_server, examine_only, live_root
+from mem_core.bootstrap import examine_only, live_root, start_fork_server
 from mem_core.core.doctor.environment_doctor import error_of
 from mem_core.core.run.reconcile import reconcile
 from mem_core.core.run.record import read_record
@@ -19,16 +19,19 @@ from mem_core.domain.errors import InternalError, Interrupted, MemError
 from mem_core.domain.events import AttemptStarted
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
+from mem_core.infrastructure.machine.store import is_remote
 from mem_core.infrastructure.request.file import load_request
 from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.telemetry.progress import ProgressDisplay
+from mem_core.runtime.session.opening.stages import OpeningOptions
+from tasks.running import DRIVEN, Surroundings
 
 
-def train(path: str, overrides: list[str], as_json: bool, allow_reshard: bool = False) -> int:
+def train(path: str, overrides: list[str], as_json: bool, allow_reshard: bool = False, on_built: str = "") -> int:
     """Run a request to its end; returns the exit code and prints the result either way, an error as the last line.
 
     The doctor looks once before anything is started, so that a wrong request is answered within a second; the flow's own
-    doctor task looks again, since minutes may lie between in a deployment.
+    doctor task looks again, since minutes may lie between in a deployment. `on_built`: see `OpeningOptions`.
     """
     request = load_request(path, overrides)
     settings = Settings.from_environment()
@@ -43,21 +46,20 @@ def train(path: str, overrides: list[str], as_json: bool, allow_reshard: bool = 
         raise error
     progress = ProgressDisplay()
     progress.note("loading torch, DeepSpeed and Prefect (some 10 s; longer the first time)")
-    if request.chaos is not None:
-        progress.note("chaos is left out: mem train never hurts a run; mem drill REQUEST does, and compares with a twin")
-    early_fork_server(request, settings, report)
+    fork_server = start_fork_server(request, settings, report)
     server = None
     try:
         if not settings.prefect_api_url:
-            server = EmbeddedServer.start(settings, f"{live_root(request, settings)}/{request.run_id}")
+            server = EmbeddedServer.start(settings, f"{live_root(request, settings)}/{request.run_id}", note=progress.note)
             note_embedded(server)
             _configure_client(server.url)
             server.wait_ready()
             server.keep_alive()
-        result, error = _drive(request, progress, settings, allow_reshard)
+        with DRIVEN.surrounded(Surroundings(progress, OpeningOptions(on_built=on_built, server=fork_server))):
+            result, error = _drive(request, progress, settings, allow_reshard)
     finally:
         progress.close()
-        close_early_fork_server(request.run_id)
+        fork_server.close()
         if server is not None:
             server.close()
     print_result(result, as_json)
@@ -82,6 +84,8 @@ def result_if_finished(folder: Path, request: RuntimeRequest, allow_reshard: boo
     result = run_status(folder)
     if result.status != "completed" or result.applied_steps < request.training.max_steps:
         return None
+    if result.mirror is not None and result.mirror.behind and (is_remote(request.store) or request.checkpoint.mirror is not None):
+        return None  # every step is done, and its copy is not where it was asked to be
     return result.model_copy(update={"device": record.device, "run_folder": str(folder.absolute())})
 
 
@@ -102,11 +106,12 @@ def _drive(
 ) -> tuple[RunResult, MemError | None]:
     # Prefect prints each error twice with its whole traceback; the one message for people is ours.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    os.environ.setdefault("PREFECT_LOGGING_COLORS", "false")  # our standard error shows escape sequences as text
+    from prefect.exceptions import ExternalSignal
+
     from flows.endurance_flow import endurance
-    from flows.shown_progress import show_progress_on
 
     warnings.filterwarnings("ignore", module="prefect")
-    show_progress_on(progress)
     folder = live_root(request, settings) / request.run_id
     try:
         state: Any = endurance(request, allow_reshard=allow_reshard, return_state=True)
@@ -117,8 +122,10 @@ def _drive(
         state.result()
     except MemError as exc:
         return _result_of(folder, exc)
-    except KeyboardInterrupt:
-        return _result_of(folder, Interrupted("stopped at once", remedy="The same command goes on from the last validated checkpoint."))
+    except (KeyboardInterrupt, ExternalSignal) as exc:
+        by = f" by {exc}" if str(exc) else ""
+        remedy = "The same command goes on from the last validated checkpoint."
+        return _result_of(folder, Interrupted(f"stopped at once{by}", remedy=remedy))
     except Exception as exc:  # noqa: BLE001 - the last edge: whatever it is becomes exit 70 with its text
         ended = ended_without_prefect(folder, exc)
         if ended is not None:

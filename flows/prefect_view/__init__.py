@@ -1,1 +1,4 @@
-"""What an operator sees in Prefect's UI while a run goes on: artifacts, events, log lines; nothing of it on the training path."""
+"""A run as Prefect's UI shows it: one live page, progress, news and curves, published by a thread of its own.
+
+Called by `flows.context`. Whatever it cannot publish is dropped; it never waits on the training path.
+"""

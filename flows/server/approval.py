@@ -13,9 +13,8 @@ from prefect.input import RunInput
 from pydantic import Field
 
 from flows.prefect_view.page import table
-from mem_core.bootstrap import RunDraft
 from mem_core.domain.policy import Approval, PolicyDecision
-from tasks.running import waiting_for_a_person
+from tasks.running import DrivenRun
 
 POLL_S = 2
 MARGIN_S = 600  # Prefect's own limit would end the run as Failed; ours answers first
@@ -31,14 +30,14 @@ class ApplyProposal(RunInput):
 TIMED_OUT = "nobody within the time limit"
 
 
-def approver(draft: RunDraft) -> Callable[[PolicyDecision], Approval]:
+def approver(run: DrivenRun) -> Callable[[PolicyDecision], Approval]:
     """Asks through Prefect. No answer within `policy.approval.time_limit_s` is a refusal, and training goes on without the change."""
-    limit_s = draft.request.policy.approval.time_limit_s
+    limit_s = run.order.request.policy.approval.time_limit_s
 
     def ask(decision: PolicyDecision) -> Approval:
-        draft.progress.note(f"waiting for a person's approval, {limit_s:.0f} s at most: answer with Resume in the UI")
+        run.order.progress.note(f"waiting for a person's approval, {limit_s:.0f} s at most: answer with Resume in the UI")
         form = ApplyProposal.with_initial_data(description=_words(decision, limit_s), apply=False)
-        with _answer_after(limit_s), waiting_for_a_person(draft):
+        with _answer_after(limit_s), run.asking_a_person():
             answer = pause_flow_run(form, timeout=int(limit_s + MARGIN_S), poll_interval=POLL_S, key=f"mem-{uuid.uuid4().hex[:8]}")
         if answer.by == TIMED_OUT:
             return "timed_out"

@@ -6,14 +6,12 @@ Prefect's own ephemeral server loses task-run records at exit and outlives a kil
 import atexit
 import contextlib
 import os
-import threading
+import sys
 from collections.abc import Iterator
 
 from flows.server.embedded import EmbeddedServer
 from mem_core.infrastructure.settings import Settings
-
-_SERVER: list[EmbeddedServer] = []
-_LOCK = threading.Lock()
+from tasks.running import DRIVEN
 
 
 @contextlib.contextmanager
@@ -31,20 +29,24 @@ def api_at_hand() -> Iterator[None]:
 
 def note_embedded(server: EmbeddedServer) -> None:
     """Flows of this process use that server: nobody else can look at it, so that nothing is published to it."""
-    _SERVER.append(server)
+    DRIVEN.api_servers.append(server)
 
 
 def is_embedded(api_url: str | None) -> bool:
     """Whether nobody but this process can look at that API."""
-    return api_url is None or any(server.url == api_url for server in _SERVER)
+    return api_url is None or any(server.url == api_url for server in DRIVEN.api_servers)
 
 
 def _embedded_url() -> str:
-    with _LOCK:
-        if not _SERVER:
-            server = EmbeddedServer.start(Settings.from_environment(), f"process-{os.getpid()}")
+    with DRIVEN.api_lock:
+        if not DRIVEN.api_servers:
+            server = EmbeddedServer.start(Settings.from_environment(), f"process-{os.getpid()}", note=_say)
             server.wait_ready()
             server.keep_alive()
             atexit.register(server.close)
-            _SERVER.append(server)
-        return _SERVER[0].url
+            DRIVEN.api_servers.append(server)
+        return DRIVEN.api_servers[0].url
+
+
+def _say(text: str) -> None:
+    print(f"mem: {text}", file=sys.stderr)

@@ -10,8 +10,9 @@ from mem_core.domain.units import Value
 RunStatus = Literal["completed", "interrupted", "failed", "running"]
 GOODPUT_BUCKETS = (
     "productive", "redone", "start", "op_build", "data", "save_stall", "restore", "restart", "oom_recovery", "evaluation",
-    "planner_wait", "validation_wait", "idle",
+    "planner_wait", "validation_wait", "idle", "between_attempts",
 )  # fmt: skip
+BETWEEN_ATTEMPTS = "between_attempts"  # nobody had asked for the run to go on: no loss of the machine's
 
 
 class FaultRecord(Value):
@@ -37,6 +38,27 @@ class CheckpointCounts(Value):
     kept: int = 0
 
 
+class MirrorSummary(Value):
+    """How far the copies in the remote store are. `missing_steps` are proven, kept here, and newer than the newest copy."""
+
+    url: str = ""
+    at_step: int | None = None
+    of_step: int | None = None
+    missing_steps: tuple[int, ...] = ()
+    problem: str = Field(default="", description="Why the newest one has no copy.")
+
+    @property
+    def behind(self) -> bool:
+        """Whether a machine that has nothing but the copies would have to do proven steps again."""
+        return self.of_step is not None and (self.at_step is None or self.at_step < self.of_step)
+
+    def __str__(self) -> str:
+        """For people: `mirror at 20 of 40`."""
+        at = "none" if self.at_step is None else f"{self.at_step}"
+        why = f" ({self.problem})" if self.behind and self.problem else ""
+        return f"mirror at {at} of {self.of_step if self.of_step is not None else 'none'}{why}"
+
+
 class PolicyCounts(Value):
     """Decisions of the policy engine."""
 
@@ -46,10 +68,15 @@ class PolicyCounts(Value):
 
 
 class Goodput(Value):
-    """Seconds by bucket; they sum to the wall time. `fraction` is productive ÷ all."""
+    """Seconds by bucket; they sum to the wall time. `fraction` is productive ÷ all in which an attempt lived."""
 
     fraction: float = 0.0
     seconds: dict[str, float] = {}
+
+    @property
+    def lived_s(self) -> float:
+        """Seconds in which an attempt lived: all but those between attempts."""
+        return sum(value for name, value in self.seconds.items() if name != BETWEEN_ATTEMPTS)
 
 
 class MemorySummary(Value):
@@ -75,6 +102,8 @@ class RunResult(Value):
     loss_first: float | None = None
     loss_last: float | None = None
     validation_loss: float | None = None
+    validation_rows: int | None = None
+    validation_rows_total: int | None = None
     tokens: int = 0
     tokens_per_s: float = 0.0
     restarts: int = 0
@@ -82,12 +111,20 @@ class RunResult(Value):
     ooms_fatal: int = 0
     faults: tuple[FaultRecord, ...] = ()
     checkpoints: CheckpointCounts = CheckpointCounts()
+    mirror: MirrorSummary | None = Field(default=None, description="None where nothing was ever to be copied to a remote store.")
     policy: PolicyCounts = PolicyCounts()
     goodput: Goodput = Goodput()
     memory: MemorySummary = MemorySummary()
     device: str = ""
     report_url: str = ""
     run_folder: str = ""
+
+
+def rows_words(rows: int | None, rows_total: int | None) -> str:
+    """What a validation loss is the loss of: "1,107 rows", "2,048 of 90,000 rows, evenly spread"; empty where it was not written down."""
+    if rows is None or rows_total is None:
+        return ""
+    return f"{rows:,} rows" if rows >= rows_total else f"{rows:,} of {rows_total:,} rows, evenly spread"
 
 
 class RepeatedFailure(Value):

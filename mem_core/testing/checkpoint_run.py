@@ -1,9 +1,10 @@
-"""A run folder for tests: attempts with a lease that is a number, engine files that are text, a validator that judges bytes."""
+"""A run folder for tests: attempts with a lease that is a number, a journal in memory, engine files that are text, a judge of bytes."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mem_core.core.run.belonging import CheckpointWords
 from mem_core.domain.checkpoint import CheckpointDraft, CheckpointExpectation, CheckpointManifest, CheckpointVerdict, TrainingPosition
 from mem_core.domain.errors import RunHeld
 from mem_core.domain.events import Event
@@ -12,6 +13,8 @@ from mem_core.infrastructure.storage.disk import OsDisk
 from mem_core.runtime.checkpoint_manager import CheckpointManager
 from mem_core.runtime.checkpoint_manager.inspection.file_checks import check_files
 from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import encode_manifest, sha256_hex
+from mem_core.runtime.checkpoint_manager.inspection.validator import Validator
+from mem_core.runtime.checkpoint_manager.ports import CheckpointPorts, CheckpointScope
 
 Kind = TypeVar("Kind")
 SHARDS = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt", "zero_pp_rank_1_mp_rank_00_optim_states.pt")
@@ -33,6 +36,13 @@ class Run:
         self.folder = folder
         self.newest = 0
         self.events: list[Event] = []
+        self.words = CheckpointWords()
+        self.told: list[str] = []
+
+    def emit(self, event: Event) -> None:
+        """The journal of all attempts."""
+        self.events.append(event)
+        self.words.add(event)
 
     def attempt(self, number: int = 1, *, validator: Callable[..., CheckpointVerdict] = judge_bytes, **options: Any) -> CheckpointManager:
         """A manager of attempt `number`; older ones are fenced from now on. `options` are the manager's, sections as dictionaries."""
@@ -46,14 +56,20 @@ class Run:
         settings |= options.pop("expectation", {})
         section = CheckpointSection(**options.pop("section", {}))
         options.setdefault("scan", lambda path: ())
-        return CheckpointManager(
-            self.folder, "demo", number, section, CheckpointExpectation(**settings),
-            fence=fence, emit=self.events.append, validator=validator, **options,
-        )  # fmt: skip
+        scope = CheckpointScope(self.folder, "demo", number, section, CheckpointExpectation(**settings), options.pop("birth", {}))
+        ports = {"fence": fence, "emit": self.emit, "words": self.words, "tell": self.told.append}
+        return manager_of(scope, validator, **(ports | options))
 
     def seen(self, kind: type[Kind]) -> list[Kind]:
         """Emitted events of one kind."""
         return [event for event in self.events if isinstance(event, kind)]
+
+
+def manager_of(scope: CheckpointScope, validator: Validator, **options: Any) -> CheckpointManager:
+    """A manager whose ports are given one by one; those that are not given do nothing, or are the real ones."""
+    own = {name: options.pop(name) for name in ("signature_key", "initial_weights_digest") if name in options}
+    ports: dict[str, Any] = {"fence": lambda: None, "emit": lambda event: None, **options}
+    return CheckpointManager(scope, CheckpointPorts(**ports), validator, **own)
 
 
 def stage(manager: CheckpointManager, step: int, content: str = "") -> Path:

@@ -1,7 +1,7 @@
-"""What tests hand to `drive(..., prepared=...)`: faults inside ranks, recorded plans for a twin, and what a run left to compare."""
+"""What tests hand to `drive(..., options=...)`: faults inside ranks, recorded plans for a twin, and what a run left to compare."""
 
+import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,31 +10,47 @@ from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.checkpoint import checkpoint_name
 from mem_core.domain.plan import MemoryPlanChange
 from mem_core.domain.run import RunResult
-from mem_core.runtime.session.opening import RunDraft, known
+from mem_core.infrastructure.telemetry.progress import NoProgress
+from mem_core.runtime.session.opening.stages import OpeningOptions
 
-Prepared = Callable[[RunDraft], None]
+
+class Console(NoProgress):
+    """Keeps the lines that people would see."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        """Keep it."""
+        self.lines.append(text)
+
+    @property
+    def text(self) -> str:
+        """All of them."""
+        return "\n".join(self.lines)
 
 
-def with_port(port: Callable[[Any], None]) -> Prepared:
+def with_port(port: Callable[[Any], None]) -> OpeningOptions:
     """Every rank calls `port` with its runner once it is built (`WorkerSpec.on_built`), those that replay a checkpoint as well."""
-
-    def change(draft: RunDraft) -> None:
-        session = known(draft.session)
-        session.segments.spec = replace(session.segments.spec, on_built=port)
-        if session.validator.replay is not None:
-            session.validator.replay.spec = session.segments.spec  # type: ignore[attr-defined]
-
-    return change
+    return OpeningOptions(on_built=port)
 
 
-def replaying(changes: tuple[MemoryPlanChange, ...]) -> Prepared:
+def tell_devices(runner: Any, folder: Path) -> None:
+    """For `with_port`, by `functools.partial`: write which devices a rank really uses into `<folder>/rank-N.json`.
+
+    `parameters`: where they are; `current`: torch's current device; `held_bytes`: what this process holds on each device.
+    """
+    import torch
+
+    devices = {str(parameter.device) for parameter in runner.engine.raw.module.parameters()}
+    held = {f"cuda:{index}": torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count())}
+    facts = {"parameters": sorted(devices), "current": torch.cuda.current_device(), "held_bytes": held}
+    (folder / f"rank-{runner.place.rank}.json").write_text(json.dumps(facts))
+
+
+def replaying(changes: tuple[MemoryPlanChange, ...]) -> OpeningOptions:
     """Start with the recorded plans of another run."""
-
-    def change(draft: RunDraft) -> None:
-        segments = known(draft.session).segments
-        segments.fresh = segments.fresh.model_copy(update={"memory_plan_changes": changes})
-
-    return change
+    return OpeningOptions(first_plan_changes=changes)
 
 
 def recorded(result: RunResult) -> tuple[MemoryPlanChange, ...]:

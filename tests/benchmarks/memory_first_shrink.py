@@ -75,7 +75,7 @@ def first_event(result: RunResult) -> str:
 def control(request: RuntimeRequest, headroom_bytes: int, server: ForkServer) -> dict[str, Any]:
     """The same run with adaptation off: the exit code it dies with and where."""
     try:
-        result = drive(request, prepared=with_port(partial(limit_address_space, headroom_bytes=headroom_bytes)), server=server)
+        result = drive(request, options=with_port(partial(limit_address_space, headroom_bytes=headroom_bytes)), server=server)
     except MemoryExhausted as exc:
         return {"died": True, "exit_code": exc.exit_code, "problem": str(exc)[:200]}
     except MemError as exc:
@@ -92,11 +92,11 @@ def measure(seed: int, arguments: argparse.Namespace, server: ForkServer) -> dic
         ask = partial(request_of, store, seed=seed, model=arguments.model)
         free = drive(ask("free"), server=server)
         try:
-            result = drive(ask("limited"), prepared=with_port(partial(limit_address_space, headroom_bytes=headroom_bytes)), server=server)
+            result = drive(ask("limited"), options=with_port(partial(limit_address_space, headroom_bytes=headroom_bytes)), server=server)
         except MemError as exc:
             return {"seed": seed, "completed": False, "ooms_fatal": 1, "ooms_absorbed": None, "problem": str(exc)[:300]}
         # with room to spare an adaptive twin would grow after a calm time
-        twin = drive(ask("twin", mode="fixed"), prepared=replaying(recorded(result)), server=server)
+        twin = drive(ask("twin", mode="fixed"), options=replaying(recorded(result)), server=server)
         return {
             "seed": seed,
             "completed": result.status == "completed" and result.applied_steps == STEPS,

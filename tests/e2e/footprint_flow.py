@@ -14,21 +14,23 @@ from typing import Any
 
 import psutil
 
-from flows.context import show_in_prefect
+from flows.context import shown_in_prefect
 from flows.endurance_flow import train_to_end
 from flows.mem_flow import mem_flow
 from flows.prefect_view.publisher import PrefectView
-from mem_core.bootstrap import draft_run
-from mem_core.core.recovery.mem_orchestrator import Train
+from mem_core.core.recovery.mem_orchestrator import Action, Finish, Train
 from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.checkpoint import CheckpointVerdict
+from mem_core.domain.errors import Interrupted
 from mem_core.domain.events import CheckpointCommitted, CheckpointJudged, RunEnded, SegmentEnded, SegmentStarted
 from mem_core.domain.plan import Hyperparams
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.segment import SegmentCompleted
+from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.telemetry.progress import ProgressView
 from mem_core.runtime.session.checkpoint_service import SaveResult
-from tasks.running import driving
+from mem_core.runtime.session.opening.stages import Prepared, RunOrder
+from tasks.running import DRIVEN
 
 STEPS = 1_000
 
@@ -43,14 +45,19 @@ class EmptySession:
     done: int = 0
     rss_bytes: dict[int, int] = field(default_factory=dict)
     advice: Any = field(default_factory=lambda: SimpleNamespace(has_planner=False))
-    segments: Any = field(default_factory=lambda: SimpleNamespace(ledger=SimpleNamespace(bucket=lambda _: contextlib.nullcontext())))
 
-    def next_segment(self) -> Train | None:
+    def waiting_for_verdict(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def interrupted(self) -> Interrupted:
+        return Interrupted("stopped", remedy="")
+
+    def next_action(self) -> Action:
         if self.done % 100 == 0:
             gc.collect()
             self.rss_bytes[self.done] = psutil.Process().memory_info().rss
         if self.done == self.num_segments:
-            return None
+            return Finish()
         return Train(self.done, self.done * STEPS, (self.done + 1) * STEPS)
 
     def decide(self, segment: Train) -> Hyperparams:
@@ -86,17 +93,18 @@ class EmptySession:
 def footprint(folder: str, num_segments: int) -> dict[int, int]:
     """The loop of the endurance flow."""
     steps = num_segments * STEPS
-    draft = draft_run(RuntimeRequest.model_validate({"run_id": "empty", "store": folder, "training": {"max_steps": steps}}))
-    show_in_prefect(draft)
-    assert isinstance(draft.progress, PrefectView)
-    draft.state = StateManager.acquire(Path(folder), "empty")
-    draft.progress.follow(draft.state)
-    session = EmptySession(draft.state, draft.progress, num_segments)
-    draft.session = session  # type: ignore[assignment]
-    with driving(draft) as key:
-        train_to_end(key)
-    draft.state.release()
-    draft.progress.close()
+    request = RuntimeRequest.model_validate({"run_id": "empty", "store": folder, "training": {"max_steps": steps}})
+    order = shown_in_prefect(RunOrder(request, Settings.from_environment()))
+    view = order.progress
+    assert isinstance(view, PrefectView)
+    state = StateManager.acquire(Path(folder), "empty")
+    view.follow(state)
+    session = EmptySession(state, view, num_segments)
+    with DRIVEN.driving(order) as run:
+        run.stage = Prepared(held=None, data=None, model=None, session=session)  # type: ignore[arg-type]
+        train_to_end(run.key)
+    state.release()
+    view.close()
     return session.rss_bytes
 
 

@@ -40,6 +40,14 @@ TABLE = {
     "batch and ranks": (["training.global_batch_size=7", "parallel.num_ranks=2"], 64, ["training.global_batch_size", "7", "2"]),
     "zero_stage 4": (["parallel.zero_stage=4"], 64, ["parallel.zero_stage", "4", "0, 1, 2 or 3"]),
     "unknown key": (["training.max_step=10"], 64, ["training.max_step", "max_steps"]),
+    "LoRA": (["model.lora={rank: 8}"], 64, ["model.lora", "rank 8", "not supported", "null"]),
+    "offload at ZeRO 0": (
+        ["parallel.zero_stage=0", "parallel.offload_optimizer=cpu"],
+        64,
+        ["parallel.offload_optimizer", "cpu", "1, 2 or 3"],
+    ),
+    "nobody to ask": (["policy.approval.required=true"], 64, ["policy.approval.required", "PREFECT_API_URL"]),
+    "unknown fault": (["chaos.kinds=[nonsense]"], 64, ["chaos.kinds", "nonsense", "kill_rank"]),
     "not a number": (["training.learning_rate=nan"], 64, ["training.learning_rate", "nan"]),
     "a file in place of the store": (["store=./empty.jsonl"], 73, ["store", "empty.jsonl", "not a folder"]),
     "no CUDA": (["device=cuda"], 80, ["cuda_unavailable", "device: cpu"]),
@@ -166,7 +174,7 @@ def test_a_disk_that_fills_up_ends_the_run_and_space_lets_it_go_on(
     filler = place / "filler"
 
     def fill(session: Any, segment: Any) -> None:
-        if segment.from_step == 20 and session.segments.validated_step:
+        if segment.from_step == 20 and session.segments.standing.validated_step:
             fill_up(filler)
 
     with pytest.raises(StoreUnavailable) as caught:

@@ -18,6 +18,8 @@ from mem_core.domain.errors import NoValidCheckpoint
 from mem_core.domain.request import CheckpointSection
 from mem_core.runtime.checkpoint_manager import CheckpointManager, IntegrityValidator, scan_torch_file
 from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import encode_manifest, sha256_hex
+from mem_core.runtime.checkpoint_manager.ports import CheckpointScope
+from mem_core.testing.checkpoint_run import manager_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 KINDS = ("bit flip", "truncation", "zeroed page", "zero-filled", "missing", "swapped", "emptied", "longer", "older version")
@@ -34,10 +36,8 @@ class Saved:
 
     def manager(self, run_folder: Path, attempt: int = 1, **options: Any) -> CheckpointManager:
         expectation = CheckpointExpectation(num_ranks=self.num_ranks, zero_stage=self.zero_stage, parameters=self.parameters)
-        options.setdefault("validator", IntegrityValidator())
-        return CheckpointManager(
-            run_folder, "demo", attempt, CheckpointSection(), expectation, fence=lambda: None, emit=lambda event: None, **options
-        )
+        scope = CheckpointScope(run_folder, "demo", attempt, CheckpointSection(), expectation)
+        return manager_of(scope, options.pop("validator", IntegrityValidator()), **options)
 
     def commit(
         self, manager: CheckpointManager, step: int, change: Callable[[Path], None] = lambda staging: None, digest: str = ""

@@ -64,20 +64,20 @@ def test_another_state_does_not_pass(nano: Callable[..., RuntimeRequest], drive:
     assert len(sessions) == 3
 
 
-def _check_while_open(draft) -> None:  # type: ignore[no-untyped-def]
+def _check_while_open(prepared) -> None:  # type: ignore[no-untyped-def]
     """Wrap `finish`: while the fork server is there, replay step 10 against what follows step 20."""
-    session = draft.session
+    session = prepared.session
     finish = session.finish
 
     def checked() -> None:
         manager = session.checkpoints.manager
         manifest: CheckpointManifest = manager.newest_valid()
         assert manifest.step == 30
-        spec, folder = session.segments.spec, session.folder / "live" / "test"
-        good = ReplayService(session.server, spec, folder, lambda step, deadline_s: None)
+        setup = session.segments.ranks.setup
+        good = ReplayService(setup.ranks, setup.spec, lambda step, deadline_s: None)
         assert good(manager.path_of(10), _manifest(manager.path_of(10))) == ()
         recorded = record((1.0, 1.0), (0.5, 0.5))
-        bad = ReplayService(session.server, spec, folder, lambda step, deadline_s: recorded)
+        bad = ReplayService(setup.ranks, setup.spec, lambda step, deadline_s: recorded)
         reasons = bad(manager.path_of(10), _manifest(manager.path_of(10)))
         assert len(reasons) == 4
         assert "loss of step 11" in reasons[0]

@@ -14,6 +14,7 @@ from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.runtime.proof.reshard_service import differences
 from mem_core.runtime.ranks.worker.protocol import ReplayEvidence
+from mem_core.runtime.session.opening.stages import OpeningOptions
 
 TRAINING = {"segment_steps": 6, "global_batch_size": 4, "warmup_steps": 3, "schedule_steps": 18}
 Nano = Callable[..., RuntimeRequest]
@@ -56,8 +57,8 @@ def test_differences_beyond_rounding_are_named() -> None:
 def test_one_rank_to_two_to_one_at_other_stages(nano: Nano, drive: Drive, tmp_path: Path) -> None:
     """1 rank at stage 1, 2 ranks at stage 2, 1 rank at stage 3: the same weights as an undisturbed run, up to rounding."""
     drive(shaped(nano, "run", 6, 1, 1))
-    drive(shaped(nano, "run", 12, 2, 2), allow_reshard=True)
-    drive(shaped(nano, "run", 18, 1, 3), allow_reshard=True)
+    drive(shaped(nano, "run", 12, 2, 2), options=OpeningOptions(allow_reshard=True))
+    drive(shaped(nano, "run", 18, 1, 3), options=OpeningOptions(allow_reshard=True))
     drive(shaped(nano, "undisturbed", 18, 1, 1))
     after = weights(tmp_path / "run", 18, tmp_path / "one")
     assert relative_difference(after, weights(tmp_path / "undisturbed", 18, tmp_path / "other")) <= 1e-5
@@ -81,7 +82,7 @@ def test_without_the_flag_it_is_refused(nano: Nano, drive: Drive) -> None:
     for choice in ("parallel.num_ranks: 1", "--allow-reshard", "another run_id"):
         assert choice in str(refused.value)
     with pytest.raises(RequestError, match="1 to 3, with any number of ranks"):
-        drive(shaped(nano, "run", 12, 1, 0), allow_reshard=True)
+        drive(shaped(nano, "run", 12, 1, 0), options=OpeningOptions(allow_reshard=True))
     assert drive(shaped(nano, "run", 12, 1, 1)).applied_steps == 12
 
 
@@ -96,7 +97,7 @@ def test_lost_optimizer_state_is_caught(nano: Nano, drive: Drive, tmp_path: Path
         seen.extend(zero_moments(folder))
 
     with pytest.raises(NoValidCheckpoint, match="loss of step 8"):
-        drive(shaped(nano, "run", 12, 2, 2), allow_reshard=True, drafted=lambda draft: setattr(draft, "on_converted", forget))
+        drive(shaped(nano, "run", 12, 2, 2), options=OpeningOptions(allow_reshard=True, on_converted=forget))
     assert seen
     assert (tmp_path / "run" / "checkpoints" / "step-000000006" / "manifest.json").read_bytes() == before
     assert drive(shaped(nano, "run", 12, 1, 1)).applied_steps == 12
@@ -123,7 +124,7 @@ def zero_moments(folder: Path) -> list[Path]:
 def test_other_pairs_of_shapes(before: tuple[int, int], after: tuple[int, int], nano: Nano, drive: Drive, tmp_path: Path) -> None:
     """Every family of conversion: the weights of an undisturbed run up to rounding."""
     drive(shaped(nano, "run", 6, *before))
-    drive(shaped(nano, "run", 18, *after), allow_reshard=True)
+    drive(shaped(nano, "run", 18, *after), options=OpeningOptions(allow_reshard=True))
     drive(shaped(nano, "undisturbed", 18, *before))
     one = weights(tmp_path / "run", 18, tmp_path / "one")
     assert relative_difference(one, weights(tmp_path / "undisturbed", 18, tmp_path / "other")) <= 1e-5

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from mem_core.bootstrap import RunDraft
 from mem_core.domain.errors import Interrupted
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.infrastructure.telemetry.progress import NoProgress
+from mem_core.runtime.session.opening.stages import Prepared
+from mem_core.runtime.session.stop_flag import StopFlag
 
 pytestmark = pytest.mark.integration
 SEGMENT_STEPS, STOP_AFTER = 30, 40
@@ -21,14 +22,14 @@ class StopAfter(NoProgress):
 
     def __init__(self, step: int) -> None:
         self.step = step
-        self.draft: RunDraft | None = None
+        self.stop: StopFlag | None = None
 
-    def prepared(self, draft: RunDraft) -> None:
-        self.draft = draft
+    def prepared(self, prepared: Prepared) -> None:
+        self.stop = prepared.held.order.stop
 
     def update(self, view: Any) -> None:
-        if self.draft is not None and getattr(view, "step", 0) > self.step:
-            self.draft.stop.by = "SIGTERM"
+        if self.stop is not None and getattr(view, "step", 0) > self.step:
+            self.stop.ask("SIGTERM")
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

@@ -34,7 +34,7 @@ class RankKiller:
 
     def _watch(self, session: RunSession) -> None:
         while not self._stop.is_set():
-            group = session.segments._group
+            group = session.segments.ranks.group
             beats = group.heartbeats() if group is not None else []
             if group is not None and len(beats) > self.rank and beats[self.rank].applied_steps > self.after_step:
                 os.kill(group.pids[self.rank], signal.SIGKILL)

@@ -3,18 +3,19 @@
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mem_core.bootstrap import RunDraft
 from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.errors import MemError, MemoryExhausted
 from mem_core.domain.events import Noted
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
+from mem_core.runtime.session.opening.stages import Prepared
 from mem_core.testing.memory_faults import join_cgroup, kill_rank, limit_address_space
 from mem_core.testing.ports import distance, recorded, replaying, with_port
 
@@ -62,14 +63,14 @@ def assert_survived(result: RunResult, unlimited: RunResult, drive: Drive, reque
     assert result.tokens == unlimited.tokens
     assert result.memory.plan_changes
     assert distance(result, unlimited) <= 1e-5
-    twin = drive(request.model_copy(update={"run_id": f"{request.run_id}-twin"}), prepared=replaying(recorded(result)))
+    twin = drive(request.model_copy(update={"run_id": f"{request.run_id}-twin"}), options=replaying(recorded(result)))
     assert (twin.weights_digest, twin.trajectory_digest) == (result.weights_digest, result.trajectory_digest)
 
 
 def test_a_long_document_under_rlimit_as(drive: Drive, documents: Path, tmp_path: Path, unlimited: RunResult) -> None:
     """Address space that eight long rows do not fit in: met before any allocation fails, and the result is the same."""
     request = request_of(tmp_path, "rlimit", documents)
-    result = drive(request, prepared=with_port(partial(limit_address_space, headroom_bytes=230 * MIB)))
+    result = drive(request, options=with_port(partial(limit_address_space, headroom_bytes=230 * MIB)))
     assert result.ooms_absorbed == 0
     assert "RLIMIT_AS" in result.memory.plan_changes[0]["reason"]
     assert_survived(result, unlimited, drive, request)
@@ -79,7 +80,7 @@ def test_the_same_limit_ends_a_fixed_run(drive: Drive, documents: Path, tmp_path
     """The limit bites: without adaptation the same run dies of the long document, once, with exit 78."""
     request = request_of(tmp_path, "fixed", documents, mode="fixed")
     with pytest.raises(MemoryExhausted, match="mode is fixed"):
-        drive(request, prepared=with_port(partial(limit_address_space, headroom_bytes=230 * MIB)))
+        drive(request, options=with_port(partial(limit_address_space, headroom_bytes=230 * MIB)))
     journal = read_journal(tmp_path / "fixed" / "journal")
     assert [line.event.event for line in journal].count("segment_started") <= 2
 
@@ -118,7 +119,7 @@ def limit_group(runner: Any, folder: Path, headroom_bytes: int) -> None:
 def test_a_long_document_in_a_control_group(drive: Drive, documents: Path, tmp_path: Path, unlimited: RunResult, group: Path) -> None:
     """Resident memory under a limit of a group that the rank was moved into: met before the kernel kills anything."""
     request = request_of(tmp_path, "group", documents)
-    result = drive(request, prepared=with_port(partial(limit_group, folder=group, headroom_bytes=230 * MIB)))
+    result = drive(request, options=with_port(partial(limit_group, folder=group, headroom_bytes=230 * MIB)))
     assert (result.restarts, result.ooms_absorbed) == (0, 0)
     assert "cgroup" in result.memory.plan_changes[0]["reason"]
     assert_survived(result, unlimited, drive, request)
@@ -128,12 +129,11 @@ def test_a_kill_near_the_limit_is_named_and_retried_with_less(drive: Drive, docu
     """SIGKILL with the peak near the budget: named as probable host memory with peak and limit, retried under a smaller plan."""
     request = request_of(tmp_path, "killed", documents)
 
-    def change(draft: RunDraft) -> None:
-        with_port(partial(kill_rank, batch_index=11, marker=tmp_path / "killed-once"))(draft)
-        assert draft.session is not None
-        draft.session.segments.memory_limit_bytes = 300 * MIB  # less than any rank uses: the peak is "near" it
+    def change(prepared: Prepared) -> None:
+        ranks = prepared.session.segments.ranks
+        ranks.setup = replace(ranks.setup, memory_limit_bytes=300 * MIB)  # less than any rank uses: the peak is "near" it
 
-    result = drive(request, prepared=change)
+    result = drive(request, options=with_port(partial(kill_rank, batch_index=11, marker=tmp_path / "killed-once")), prepared=change)
     assert (result.status, result.restarts, result.ooms_absorbed, result.ooms_fatal) == ("completed", 1, 1, 0)
     assert "probably for host memory; peak" in result.faults[0].detail
     assert result.memory.plan_changes[0]["batch_index"] == 11
@@ -143,7 +143,7 @@ def test_a_kill_near_the_limit_is_named_and_retried_with_less(drive: Drive, docu
 def test_a_kill_without_memory_evidence_shrinks_nothing(drive: Drive, documents: Path, tmp_path: Path, unlimited: RunResult) -> None:
     """Somebody's kill -9 is a lost worker: same plan, same bits."""
     request = request_of(tmp_path, "lost", documents)
-    result = drive(request, prepared=with_port(partial(kill_rank, batch_index=11, marker=tmp_path / "killed-once")))
+    result = drive(request, options=with_port(partial(kill_rank, batch_index=11, marker=tmp_path / "killed-once")))
     assert result.faults[0].kind == "worker_lost"
     assert result.memory.plan_changes == ()
     assert result.weights_digest == unlimited.weights_digest
@@ -154,7 +154,7 @@ def test_kills_by_the_kernel_are_bounded(drive: Drive, documents: Path, tmp_path
     """A group too small for any pass: the kernel kills every try; each is named, the ladder is walked once, and the run ends."""
     request = request_of(tmp_path, "hopeless", documents)
     with pytest.raises(MemError) as error:
-        drive(request, prepared=with_port(partial(limit_group, folder=group, headroom_bytes=8 * MIB)))
+        drive(request, options=with_port(partial(limit_group, folder=group, headroom_bytes=8 * MIB)))
     assert error.value.exit_code in (78, 79)
     assert "OOM killer" in str(error.value)
 
@@ -189,7 +189,7 @@ def limit_group_for_snapshots(runner: Any, folder: Path, headroom_bytes: int, ma
 def test_a_snapshot_that_the_group_has_no_room_for(drive: Drive, tmp_path: Path, group: Path) -> None:
     """Pages that training writes while a forked writer holds them are charged twice: so training waits for the save."""
     port = partial(limit_group_for_snapshots, folder=group, headroom_bytes=SNAPSHOT_HEADROOM, marker=tmp_path / "saves")
-    result = drive(small_model(tmp_path, "snapshot"), prepared=with_port(port))
+    result = drive(small_model(tmp_path, "snapshot"), options=with_port(port))
     assert (tmp_path / "saves").stat().st_size == 2
     assert (result.status, result.restarts, result.ooms_absorbed, result.ooms_fatal) == ("completed", 0, 0, 0)
     assert result.checkpoints.validated == 2

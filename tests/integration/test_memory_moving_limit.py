@@ -35,7 +35,7 @@ def test_address_space_taken_away_and_given_back(drive: Callable[..., RunResult]
     """Shrinks within the tight batches, completes, grows back within the patience after them; near weights, and a twin's bits."""
     request = request_of(tmp_path, "moving")
 
-    result = drive(request, prepared=with_port(partial(move_address_space, tight=TIGHT, headroom_bytes=HEADROOM_BYTES)))
+    result = drive(request, options=with_port(partial(move_address_space, tight=TIGHT, headroom_bytes=HEADROOM_BYTES)))
     changes = recorded(result)
     assert (result.status, result.applied_steps, result.ooms_fatal, result.restarts) == ("completed", STEPS, 0, 0)
     assert TIGHT[0] <= changes[0].batch_index <= TIGHT[1], "it bites"
@@ -45,7 +45,7 @@ def test_address_space_taken_away_and_given_back(drive: Callable[..., RunResult]
     print(f"ooms_absorbed {result.ooms_absorbed}", *(f"batch {change.batch_index}: {change.reason}" for change in changes), sep="\n")
 
     fixed = request.memory.model_copy(update={"mode": "fixed"})
-    twin = drive(request.model_copy(update={"run_id": "twin", "memory": fixed}), prepared=replaying(changes))
+    twin = drive(request.model_copy(update={"run_id": "twin", "memory": fixed}), options=replaying(changes))
     assert (twin.weights_digest, twin.trajectory_digest) == (result.weights_digest, result.trajectory_digest)
     free = drive(request.model_copy(update={"run_id": "free"}))
     assert distance(result, free) <= 1e-5

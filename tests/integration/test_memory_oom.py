@@ -41,7 +41,7 @@ def request_of(store: Path, run_id: str, documents: Path, stage: int, ranks: int
 
 def assert_equals_twin(result: RunResult, request: RuntimeRequest, drive: Drive) -> None:
     """A clean run that replays the recorded splits has the same weights and the same trajectory."""
-    twin = drive(request.model_copy(update={"run_id": f"{request.run_id}-twin"}), prepared=replaying(recorded(result)))
+    twin = drive(request.model_copy(update={"run_id": f"{request.run_id}-twin"}), options=replaying(recorded(result)))
     assert (twin.weights_digest, twin.trajectory_digest) == (result.weights_digest, result.trajectory_digest)
     assert twin.applied_steps == result.applied_steps == 8
     assert twin.ooms_absorbed == 0
@@ -65,7 +65,7 @@ def test_an_oom_leaves_no_trace_in_the_result(
     """Stages 0 and 1 do the step again, on all ranks; 2 and 3 restore. Either way a twin with the recorded splits has the same bits."""
     plans = tuple(replace(plan, rank=ranks - 1) for plan in plans)
     request = request_of(tmp_path, f"oom-{stage}", documents, stage, ranks, micro_batch_size=4)
-    result = drive(request, prepared=with_port(partial(fail_allocations, plans=plans, folder=tmp_path)))
+    result = drive(request, options=with_port(partial(fail_allocations, plans=plans, folder=tmp_path)))
     assert [fired(tmp_path, number) for number in range(len(plans))] == [2, 1]
     assert (result.ooms_absorbed, result.ooms_fatal) == (3, 0)
     assert result.restarts == (0 if stage <= 1 else 3)
@@ -78,7 +78,7 @@ def test_an_oom_in_the_update_restores(stage: int, drive: Drive, documents: Path
     """An update may be half applied, so the engine is never used again, at any stage."""
     request = request_of(tmp_path, "oom-step", documents, stage)
     plans = (PlannedOom("step", 5),)
-    result = drive(request, prepared=with_port(partial(fail_allocations, plans=plans, folder=tmp_path)))
+    result = drive(request, options=with_port(partial(fail_allocations, plans=plans, folder=tmp_path)))
     assert (fired(tmp_path, 0), result.restarts, result.ooms_absorbed, result.ooms_fatal) == (1, 1, 1, 0)
     assert_equals_twin(result, request, drive)
 
@@ -88,7 +88,7 @@ def test_mode_fixed_fails_at_once_with_the_cause(drive: Drive, documents: Path, 
     request = request_of(tmp_path, "oom-fixed", documents, 1, mode="fixed")
     plans = (PlannedOom("forward", 2, times=99),)
     with pytest.raises(MemoryExhausted, match=r"mode is fixed") as error:
-        drive(request, prepared=with_port(partial(fail_allocations, plans=plans, folder=tmp_path)))
+        drive(request, options=with_port(partial(fail_allocations, plans=plans, folder=tmp_path)))
     assert error.value.exit_code == 78
     assert fired(tmp_path, 0) == 1
 
@@ -98,7 +98,7 @@ def test_the_ladder_ends_with_what_would_fit(drive: Drive, documents: Path, tmp_
     request = request_of(tmp_path, "oom-ladder", documents, 1)
     plans = (PlannedOom("forward", 2, times=999),)
     with pytest.raises(MemoryExhausted) as error:
-        drive(request, prepared=with_port(partial(fail_allocations, plans=plans, folder=tmp_path)))
+        drive(request, options=with_port(partial(fail_allocations, plans=plans, folder=tmp_path)))
     assert fired(tmp_path, 0) < 20
     assert "data.sequence_length" in str(error.value)
 
@@ -109,7 +109,7 @@ def test_a_limit_that_is_lowered_and_raised_again(ranks: int, drive: Drive, docu
     request = request_of(tmp_path, "neighbour", documents, 1, ranks)
     request = request.model_copy(update={"training": request.training.model_copy(update={"max_steps": 260, "segment_steps": 130})})
     port = partial(script_memory, tight=(40, 120), per_token=2**20, fixed_bytes=2**30, limits=(2 * 2**30, 2**30 + 500 * 2**20))
-    result = drive(request, prepared=with_port(port))
+    result = drive(request, options=with_port(port))
     changes = recorded(result)
     first = request.training.global_batch_size // ranks
     assert (result.ooms_absorbed, result.restarts) == (0, 0)
@@ -119,5 +119,5 @@ def test_a_limit_that_is_lowered_and_raised_again(ranks: int, drive: Drive, docu
     assert 120 <= grown <= 120 + PATIENCE_STEPS + 5
     assert changes[-1].plan.micro_batch_tokens == 0 or changes[-1].plan.micro_batch_tokens >= first * 96 // 2
     assert len(changes) <= 8
-    twin = drive(request.model_copy(update={"run_id": "neighbour-twin"}), prepared=replaying(changes))
+    twin = drive(request.model_copy(update={"run_id": "neighbour-twin"}), options=replaying(changes))
     assert (twin.weights_digest, twin.trajectory_digest) == (result.weights_digest, result.trajectory_digest)

@@ -52,13 +52,13 @@ def test_every_cell(stage: int, ranks: int, where: Any, drive: Drive, documents:
         PlannedOom("backward", 5, where, times=2, rank=rank),
     )
     request = request_of(tmp_path, "table", documents, stage, ranks)
-    result = drive(request, prepared=with_port(partial(fail_allocations, plans=plans, folder=tmp_path)))
+    result = drive(request, options=with_port(partial(fail_allocations, plans=plans, folder=tmp_path)))
     assert [fired(tmp_path, number) for number in range(len(plans))] == [2, 2, 2]
     assert (result.status, result.ooms_absorbed, result.ooms_fatal) == ("completed", 6, 0)
     assert result.restarts == (2 if stage <= 1 else 6)
     changes = recorded(result)
     assert {change.batch_index for change in changes} == {1, 3, 5}
     assert min(passes for number in (1, 2) for passes in (tmp_path / str(number)).read_bytes()) >= 3  # three different ones
-    twin = drive(request.model_copy(update={"run_id": "twin"}), prepared=replaying(changes))
+    twin = drive(request.model_copy(update={"run_id": "twin"}), options=replaying(changes))
     assert (twin.ooms_absorbed, twin.restarts, twin.applied_steps) == (0, 0, STEPS)
     assert (twin.weights_digest, twin.trajectory_digest) == (result.weights_digest, result.trajectory_digest)

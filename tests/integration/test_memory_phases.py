@@ -44,7 +44,7 @@ def clean(fork_server: Any, tmp_path_factory: pytest.TempPathFactory) -> RunResu
 
 def test_a_rank_that_cannot_be_forked_saves_in_the_foreground(drive: Drive, nano: Nano, tmp_path: Path, clean: RunResult) -> None:
     """ENOMEM from fork: training waits for the save instead, nothing shrinks, both checkpoints are proven and have the same weights."""
-    result = drive(nano("forkless", training=TRAINING), prepared=with_port(partial(fail_fork, folder=tmp_path)))
+    result = drive(nano("forkless", training=TRAINING), options=with_port(partial(fail_fork, folder=tmp_path)))
     assert (tmp_path / "forks").stat().st_size == 2
     assert (result.restarts, result.ooms_fatal, result.memory.plan_changes) == (0, 0, ())
     assert [event.verdict.valid for event in events(result, CheckpointJudged)] == [True, True]
@@ -53,7 +53,7 @@ def test_a_rank_that_cannot_be_forked_saves_in_the_foreground(drive: Drive, nano
 
 def test_a_writer_out_of_memory_costs_one_checkpoint_and_no_step(drive: Drive, nano: Nano, tmp_path: Path, clean: RunResult) -> None:
     """The forked writer's failure is a save that failed: the engine is sound, the plan stays, the next save holds."""
-    result = drive(nano("save", training=TRAINING), prepared=with_port(partial(fail_one_save, marker=tmp_path / "failed")))
+    result = drive(nano("save", training=TRAINING), options=with_port(partial(fail_one_save, marker=tmp_path / "failed")))
     failures = [event.outcome for event in events(result, SegmentEnded) if isinstance(event.outcome, SaveFailed)]
     assert len(failures) == 1
     assert "can't allocate memory" in failures[0].evidence.exception
@@ -62,10 +62,20 @@ def test_a_writer_out_of_memory_costs_one_checkpoint_and_no_step(drive: Drive, n
     assert digests(result) == digests(clean)
 
 
+def test_a_last_checkpoint_that_could_not_be_written_is_done_again(drive: Drive, nano: Nano, tmp_path: Path, clean: RunResult) -> None:
+    """Nothing comes after the last segment that could be saved in its stead: it is done again, and the run ends with a checkpoint."""
+    whole = {**TRAINING, "segment_steps": TRAINING["max_steps"]}
+    result = drive(nano("last", training=whole), options=with_port(partial(fail_one_save, marker=tmp_path / "failed")))
+    assert (result.status, result.applied_steps, result.checkpoints.validated) == ("completed", TRAINING["max_steps"], 1)
+    newest = max((tmp_path / "last" / "checkpoints").glob("step-*"))
+    assert int(newest.name.removeprefix("step-")) == TRAINING["max_steps"]
+    assert digests(result) == digests(clean)
+
+
 def test_a_load_out_of_memory_is_tried_again_under_the_same_plan(drive: Drive, nano: Nano, tmp_path: Path, clean: RunResult) -> None:
     """A smaller micro-batch does not make a checkpoint smaller: the load is tried again, named as what it is, and nothing shrinks."""
     port = FailingLoad(tmp_path, times=1, kill_at_batch=15)
-    result = drive(nano("load", training=TRAINING), prepared=with_port(port))
+    result = drive(nano("load", training=TRAINING), options=with_port(port))
     failures = [event.outcome for event in events(result, SegmentEnded) if isinstance(event.outcome, OutOfMemory)]
     assert [(failure.memory, failure.evidence.phase) for failure in failures] == [("host", "restore")]
     assert [fault.kind for fault in result.faults] == ["worker_lost", "out_of_memory"]
@@ -77,15 +87,15 @@ def test_a_load_that_never_fits_ends_the_run_and_says_what_would_fit(drive: Driv
     """Bounded: exit 78 and not an endless row of restarts."""
     port = FailingLoad(tmp_path, times=99, kill_at_batch=15)
     with pytest.raises(MemoryExhausted, match="in restore") as error:
-        drive(nano("stuck", training=TRAINING), prepared=with_port(port))
+        drive(nano("stuck", training=TRAINING), options=with_port(port))
     assert len(list(tmp_path.glob("load-*"))) <= 3
-    assert "model.lora" in str(error.value)
+    assert "What would fit: data.sequence_length: 64" in str(error.value)
 
 
 def test_an_evaluation_that_does_not_fit_is_done_in_smaller_passes(drive: Drive, nano: Nano, tmp_path: Path, clean: RunResult) -> None:
     """The validation loss is the same up to rounding, training's plan stays, nothing is restarted."""
     port = partial(fail_evaluation, rows_that_fit=2, folder=tmp_path)
-    result = drive(nano("evaluate", training=TRAINING), prepared=with_port(port))
+    result = drive(nano("evaluate", training=TRAINING), options=with_port(port))
     assert fired(tmp_path, "failures") > 0
     assert clean.validation_loss is not None
     assert result.validation_loss == pytest.approx(clean.validation_loss, rel=1e-6)
@@ -98,7 +108,7 @@ def test_a_leak_replaces_the_worker_at_a_boundary(drive: Drive, nano: Nano, tmp_
     """Real memory kept step by step under a real limit: found before any allocation fails, ended by a fresh worker, evidence kept."""
     training = {"max_steps": 200, "segment_steps": 25, "global_batch_size": 8, "warmup_steps": 2}
     port = partial(leak, bytes_per_step=MIB, headroom_bytes=260 * MIB, marker=tmp_path / "leaked")
-    result = drive(nano("leak", training=training), prepared=with_port(port))
+    result = drive(nano("leak", training=training), options=with_port(port))
     notes = [event.text for event in events(result, Noted)]
     (found,) = [note for note in notes if "memory grows from step to step" in note and "VmHWM" in note]
     assert "python objects" in found

@@ -26,10 +26,10 @@ def test_ranks_need_no_network_for_a_model_behind_a_url(
     url = f"local://{folder}"
     request = nano("run", model={"source": url}, training={"max_steps": 10, "warmup_steps": 2}, parallel={"num_ranks": 2})
 
-    def unplug(draft: Any) -> None:
+    def unplug(prepared: Any) -> None:
         shutil.rmtree(folder)
-        assert draft.session.segments.spec.request.model.source == at_hand_before
-        assert draft.state.record().request.model.source == url
+        assert prepared.session.segments.ranks.setup.spec.request.model.source == at_hand_before
+        assert prepared.held.state.record().request.model.source == url
 
     at_hand_before = at_hand(url, Settings.from_environment().model_cache_dir)
     result = drive(request, prepared=unplug)

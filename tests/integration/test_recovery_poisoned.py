@@ -31,7 +31,7 @@ def poisoned(drive: Drive, nano: Nano, tmp_path: Path) -> Callable[..., RunResul
     ) -> RunResult:  # fmt: skip
         poison = Poison(batch, how, str(tmp_path / f"{run_id}.count"), times, delay_s)
         request = nano(run_id, training=steps, resilience=resilience, checkpoint={"validation": validation})
-        return drive(request, prepared=with_port(poison))
+        return drive(request, options=with_port(poison))
 
     return run
 
@@ -106,7 +106,7 @@ def test_a_loss_that_is_far_out_rolls_back(poisoned: Callable[..., RunResult], d
     """With a threshold set, a spike in segment 3 is a fault; it does not come again, and the weights are those of a clean run."""
     steps = {"max_steps": 60, "segment_steps": 30, "warmup_steps": 5}
     poison = Poison(45, "spike", str(tmp_path / "spiked.count"), times=1)
-    spiked = drive(nano("spiked", training=steps, resilience={"loss_spike_factor": 20}), prepared=with_port(poison))
+    spiked = drive(nano("spiked", training=steps, resilience={"loss_spike_factor": 20}), options=with_port(poison))
     clean = drive(nano("clean", training=steps, resilience={"loss_spike_factor": 20}))
     assert [fault.kind for fault in spiked.faults] == ["non_finite"]
     assert "loss_spike" in spiked.faults[0].detail
@@ -132,6 +132,6 @@ def test_a_preemption_notice_commits_and_stops(drive: Drive, nano: Nano, tmp_pat
 def test_a_straggler_of_two_ranks_is_named(drive: Drive, nano: Nano, tmp_path: Path) -> None:
     """Rank 1 computes 30 ms longer in each step: a notice says so, and nothing else happens."""
     request = nano("slow", training={"max_steps": 400, "segment_steps": 400}, parallel={"num_ranks": 2})
-    result = drive(request, prepared=with_port(Slow(rank=1, delay_s=0.03)))
+    result = drive(request, options=with_port(Slow(rank=1, delay_s=0.03)))
     assert result.faults == ()
     assert any("rank 1 is a straggler" in note.text for note in events_of(tmp_path, "slow", Noted))

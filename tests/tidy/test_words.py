@@ -1,12 +1,13 @@
 """Words that people rely on: README's commands work, no file names a machine, every requirement has a tested version."""
 
+import ast
 import re
 import shlex
 import tomllib
 
 import pytest
 import yaml
-from source_tree import ROOT, tracked_files
+from source_tree import ROOT, python_files, tracked_files, tree_of
 
 from flows.cli import build_parser
 from mem_core.domain.errors import MemError
@@ -95,3 +96,12 @@ def test_every_requirement_has_a_tested_version_and_no_address() -> None:
 def test_ci_runs_what_people_run() -> None:
     assert (ROOT / ".ci" / "run").read_text().rstrip().endswith("make test")
     assert {"setup", "demo", "test", "test-all", "lint", "bench"} <= make_targets()
+
+
+def test_every_package_says_what_lives_there_who_calls_it_and_what_never_happens() -> None:
+    silent = []
+    for name in python_files("mem_core", "flows", "tasks"):
+        text = ast.get_docstring(tree_of(name)) or ""
+        if name.endswith("__init__.py") and (len(text) < 80 or "by" not in text.lower().split() or len(text.split(". ")) < 2):
+            silent.append(name)
+    assert silent == []

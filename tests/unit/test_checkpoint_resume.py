@@ -15,8 +15,8 @@ from mem_core.domain.checkpoint import (
 from mem_core.domain.errors import NoValidCheckpoint
 from mem_core.domain.events import CheckpointCommitted, CheckpointJudged, Noted
 from mem_core.domain.request import CheckpointSection
-from mem_core.runtime.checkpoint_manager import CheckpointManager
-from mem_core.testing.checkpoint_run import SHARDS, Run, judge_bytes, proven, save, stage
+from mem_core.runtime.checkpoint_manager.ports import CheckpointScope
+from mem_core.testing.checkpoint_run import SHARDS, Run, judge_bytes, manager_of, proven, save, stage
 
 
 @pytest.fixture
@@ -130,10 +130,8 @@ def test_lost_manifest_of_a_judged_checkpoint_counts_as_damage(run: Run) -> None
 
 
 def test_foreign_checkpoint_is_neither_used_nor_touched(run: Run, tmp_path: Path) -> None:
-    other = CheckpointManager(
-        run.folder, "other", 1, CheckpointSection(), CheckpointExpectation(num_ranks=2, zero_stage=2),
-        fence=lambda: None, emit=lambda event: None, validator=judge_bytes,
-    )  # fmt: skip
+    scope = CheckpointScope(run.folder, "other", 1, CheckpointSection(), CheckpointExpectation(num_ranks=2, zero_stage=2))
+    other = manager_of(scope, judge_bytes)
     save(other, 5)
     manager = run.attempt(2, section={"keep_last": 1})
     with pytest.raises(NoValidCheckpoint, match="belongs to run other"):

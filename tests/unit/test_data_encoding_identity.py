@@ -15,7 +15,7 @@ from mem_core.runtime.data.values import PreparedData, PrepareJob
 from mem_core.runtime.models.build import load_tokenizer
 from mem_core.runtime.models.encoding import differences, encoding_of, rules_of, tokenizer_files
 from mem_core.runtime.models.own_tokenizer import disagreement
-from mem_core.runtime.session.refusals import refuse_other_data
+from mem_core.runtime.session.opening.refusals import refuse_other_data
 from mem_core.testing.tokenizer_folders import byte_level_bpe, tokenizer_folder
 
 

@@ -1,4 +1,7 @@
-"""Where bytes live: the `Store` port and its adapters (local disk, any fsspec URL, S3)."""
+"""Where bytes live: the `Store` port and its adapters (local disk, any fsspec URL, S3).
+
+Called by the mirror, the doctor's probe and the journal. One contract suite holds for all; no listing is trusted from a cache.
+"""
 
 from mem_core.infrastructure.storage.disk import Disk, OsDisk
 from mem_core.infrastructure.storage.local import LocalStore

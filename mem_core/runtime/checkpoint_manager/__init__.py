@@ -1,4 +1,7 @@
-"""Checkpoints that deserve trust: staged, committed, proven, rotated."""
+"""Checkpoints that deserve trust: staged, committed, proven, rotated. `CheckpointManager` is the only writer of a run's checkpoints.
+
+Called by the session, the proofs and the checkpoint commands. Only what has been proven is a resume point; no older attempt publishes.
+"""
 
 from mem_core.runtime.checkpoint_manager.inspection.pickle_scan import DEFAULT_ALLOWED_GLOBALS, scan_torch_file
 from mem_core.runtime.checkpoint_manager.inspection.shards import missing_shards, required_shards

@@ -2,13 +2,11 @@
 
 import contextlib
 import threading
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from mem_core.domain.checkpoint import (
     CheckpointDraft,
-    CheckpointExpectation,
     CheckpointInfo,
     CheckpointManifest,
     CheckpointVerdict,
@@ -16,27 +14,21 @@ from mem_core.domain.checkpoint import (
     checkpoint_name,
 )
 from mem_core.domain.errors import InternalError, NoValidCheckpoint, StoreUnavailable
-from mem_core.domain.events import CheckpointCommitted, CheckpointRemoved, Event, Noted
-from mem_core.domain.request import CheckpointSection
+from mem_core.domain.events import CheckpointCommitted, Noted
 from mem_core.domain.units import format_bytes
-from mem_core.infrastructure.storage.disk import Disk, OsDisk, is_unavailable, remove_tree, unavailable
-from mem_core.infrastructure.storage.local import make_folders
+from mem_core.infrastructure.storage.disk import is_unavailable, remove_tree, unavailable
 from mem_core.runtime.checkpoint_manager.attempt_area import AttemptArea
 from mem_core.runtime.checkpoint_manager.catalog import Catalog
-from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import ManifestDamaged
-from mem_core.runtime.checkpoint_manager.inspection.pickle_scan import DEFAULT_ALLOWED_GLOBALS
-from mem_core.runtime.checkpoint_manager.inspection.tensor_checks import scan_file
+from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import ForeignCheckpoint, ManifestDamaged
 from mem_core.runtime.checkpoint_manager.inspection.validator import Level, Validator
 from mem_core.runtime.checkpoint_manager.judging import Judge
+from mem_core.runtime.checkpoint_manager.placing import Placing
+from mem_core.runtime.checkpoint_manager.ports import CheckpointPorts, CheckpointScope
 from mem_core.runtime.checkpoint_manager.rotation import plan_rotation
 from mem_core.runtime.checkpoint_manager.sealing import Sealer
 
 SPACE_FACTOR = 1.2
 _SMALL_WRITES_BYTES = 1 << 20
-
-
-def _scan_engine_file(path: Path) -> tuple[str, ...]:
-    return scan_file(path, DEFAULT_ALLOWED_GLOBALS)
 
 
 class CheckpointManager:
@@ -51,33 +43,20 @@ class CheckpointManager:
 
     def __init__(
         self,
-        run_folder: Path,
-        run_id: str,
-        attempt: int,
-        section: CheckpointSection,
-        expectation: CheckpointExpectation,
-        *,
-        fence: Callable[[], None],
-        emit: Callable[[Event], object],
+        scope: CheckpointScope,
+        ports: CheckpointPorts,
         validator: Validator,
-        clock: Callable[[], float] = time.time,
-        disk: Disk | None = None,
+        *,
         signature_key: bytes | None = None,
         initial_weights_digest: str = "",
-        held: Callable[[], Collection[int]] = tuple,
-        scan: Callable[[Path], tuple[str, ...]] = _scan_engine_file,
     ) -> None:
-        self._disk: Disk = disk or OsDisk()
-        self._run_folder, self._attempt = run_folder, attempt
-        self._section, self._expectation = section, expectation
-        self._fence, self._emit, self._held, self._clock = fence, emit, held, clock
+        self._scope, self._ports, self._disk = scope, ports, ports.disk
         self._lock = threading.RLock()
-        self._area = AttemptArea(self._disk, run_folder, attempt)
-        self._catalog = Catalog(self._disk, run_folder, run_id, signature_key)
-        self._sealer = Sealer(self._disk, run_id, attempt, expectation, signature_key, clock)
-        self._judge = Judge(
-            self._disk, run_id, self._area, self._catalog, self._lock, fence, emit, validator, scan, initial_weights_digest, clock
-        )
+        self._area = AttemptArea(ports.disk, scope.run_folder, scope.attempt)
+        self._catalog = Catalog(ports.disk, scope.run_folder, scope.run_id, signature_key)
+        self._sealer = Sealer(ports.disk, scope.run_id, scope.attempt, scope.expectation, scope.birth, signature_key, ports.clock)
+        self._judge = Judge(scope.run_id, scope.birth, ports, self._area, self._catalog, self._lock, validator, initial_weights_digest)
+        self._placing = Placing(ports, self._area, self._catalog, self._judge)
         self._opened = False
 
     # -- staging and commit -------------------------------------------------------------------------------------------------------
@@ -92,7 +71,7 @@ class CheckpointManager:
             StoreUnavailable: less than 1.2 times that size is free.
         """
         with self._writing():
-            self._fence()
+            self._ports.fence()
             self._make_room(expected_bytes)
             return self._area.new_save(step)
 
@@ -104,24 +83,27 @@ class CheckpointManager:
         Raises:
             InternalError: a rank's file is missing, or `staging` is not one that `new_staging` of this attempt gave.
         """
-        started_s = self._clock()
+        started_s = self._ports.clock()
         if not self._area.owns_save(staging):
-            raise InternalError(f"{staging} is not a staging folder of attempt {self._attempt}", remedy="Report this as a bug.")
+            raise InternalError(f"{staging} is not a staging folder of attempt {self._scope.attempt}", remedy="Report this as a bug.")
         with self._writing(locked=False):
-            self._fence()
-            manifest = self._sealer.seal(step, staging, draft)
-            self._fence()
+            self._ports.fence()
+            sealed = self._sealer.seal(step, staging, draft)
+            self._ports.fence()
+            self._placing.announce(sealed)
             with self._lock:
-                self._publish(step, staging)
+                self._placing.publish(step, staging)
                 self._area.drop_saves(step)
+        manifest = sealed.manifest
         size_bytes = sum(entry.size_bytes for entry in manifest.files)
-        self._emit(
+        self._ports.emit(
             CheckpointCommitted(
                 step=step,
                 size_bytes=size_bytes,
-                duration_s=max(self._clock() - started_s, 0.0),
+                duration_s=max(self._ports.clock() - started_s, 0.0),
                 weights_digest=manifest.weights_digest,
                 trajectory_digest=manifest.position.trajectory_digest,
+                manifest_sha256=sealed.sha256,
             )
         )
         return manifest
@@ -129,19 +111,26 @@ class CheckpointManager:
     def adopt(self, step: int, staging: Path) -> CheckpointManifest:
         """Make a checkpoint durable and visible that comes with its manifest, such as one from a mirror. It still has to be validated.
 
+        Its bytes need not be those that this journal names (another machine may have done the step again), its digests must be.
+
         Raises:
             ManifestDamaged: manifest, signature or any file is not what the manifest says; the folder is removed.
+            ForeignCheckpoint: it is whole and not this run's; the folder is removed.
         """
         with self._writing(locked=False):
-            self._fence()
+            self._ports.fence()
             try:
                 present = self._sealer.prove_again(step, staging)
+                foreign = self._judge.belonging(present, bytes_too=False).foreign
+                if foreign:
+                    raise ForeignCheckpoint("; ".join(foreign))
             except ManifestDamaged:
                 self.discard(staging)
                 raise
+            self._placing.announce(present)
             with self._lock:
-                self._publish(step, staging)
-        return present
+                self._placing.publish(step, staging)
+        return present.manifest
 
     def discard(self, staging: Path) -> None:
         """Remove a staged folder that will not be committed (its save failed); what cannot be removed goes with the next clean-up."""
@@ -162,8 +151,9 @@ class CheckpointManager:
                 remove_tree(self._disk, self._area.folder)
 
     def note(self, text: str) -> None:
-        """A line in the run's journal about its checkpoints."""
-        self._emit(Noted(text=text))
+        """A line about the run's checkpoints, in its journal and for people."""
+        self._ports.emit(Noted(text=text))
+        self._ports.tell(text)
 
     # -- validation ---------------------------------------------------------------------------------------------------------------
 
@@ -176,10 +166,12 @@ class CheckpointManager:
             NoValidCheckpoint: there is no complete checkpoint of that step.
         """
         with self._writing(locked=False):
-            return self._judge.validate(step, level or self._section.validation)
+            return self._judge.validate(step, level or self._scope.section.validation)
 
-    def newest_valid(self, *, recheck: bool = True) -> CheckpointManifest | None:
+    def newest_valid(self, *, recheck: bool = True, leave_out: Collection[int] = ()) -> CheckpointManifest | None:
         """Where to resume: newest to oldest by number, each skip emitted with its reason, bad ones quarantined.
+
+        What is not this run's is set aside first, whatever its step (`core/run/belonging.py`). Steps to `leave_out` stay where they are.
 
         A complete checkpoint without verdict is validated first. With `recheck` the bytes of a validated one are read again (SHA-256 and
         pickle scan), since disks rot after a verdict. None: there are none yet, training starts at step 0 (emitted).
@@ -189,7 +181,17 @@ class CheckpointManager:
             RequestError: the newest sound one was saved for other ranks, another stage or another model.
         """
         with self._writing(locked=False):
-            return self._judge.newest_valid(self._expectation, self._section.validation, recheck)
+            return self._judge.newest_valid(self._scope.expectation, self._scope.section.validation, recheck, leave_out)
+
+    def set_strangers_aside(self) -> None:
+        """Move every checkpoint of this run id that is not this run's to quarantine, and say so."""
+        with self._writing(locked=False):
+            self._judge.set_strangers_aside(self._scope.section.validation)
+
+    def set_aside(self, step: int, reason: str) -> None:
+        """Take a checkpoint that is whole out of the way for a reason that its bytes do not show; a person may put it back."""
+        with self._writing(locked=False):
+            self._judge.set_aside(step, (reason,), self._scope.section.validation)
 
     # -- keeping and looking ------------------------------------------------------------------------------------------------------
 
@@ -198,12 +200,12 @@ class CheckpointManager:
         with self._writing():
             own = self._catalog.own()
             verdicts = {step: verdict for step, (_, verdict) in own.items() if verdict is not None}
-            plan = plan_rotation(tuple(own), verdicts, self._section, self._catalog.pinned() | frozenset(self._held()))
+            plan = plan_rotation(tuple(own), verdicts, self._scope.section, self._catalog.pinned() | frozenset(self._ports.held()))
             for step in plan.remove:
-                self._fence()
-                self._remove(step)
+                self._ports.fence()
+                self._placing.remove(step)
             for stuck in self._area.empty_trash():
-                self._emit(Noted(text=f"could not be deleted and will be tried again: {stuck}"))
+                self._ports.emit(Noted(text=f"could not be deleted and will be tried again: {stuck}"))
             return plan
 
     def listing(self) -> tuple[CheckpointInfo, ...]:
@@ -213,6 +215,11 @@ class CheckpointManager:
     def manifests(self) -> dict[int, CheckpointManifest]:
         """Complete checkpoints of this run in any shape, ascending by step, judged or not. Reads only."""
         return {step: manifest for step, (manifest, _) in self._catalog.own().items()}
+
+    @property
+    def has_history(self) -> bool:
+        """Whether this run ever saved anything, as far as its journal knows."""
+        return self._ports.words.any_said
 
     def path_of(self, step: int) -> Path:
         """Folder of a committed checkpoint: engine files lie directly in it."""
@@ -229,7 +236,7 @@ class CheckpointManager:
                 raise NoValidCheckpoint(f"no complete checkpoint of step {step} to pin", remedy="List them with `mem checkpoints list`.")
             if self._disk.kind(self._catalog.pins) is None:
                 self._disk.make_folder(self._catalog.pins)
-                self._disk.sync_folder(self._run_folder)
+                self._disk.sync_folder(self._scope.run_folder)
             self._area.publish_file(b"", self._catalog.pins / checkpoint_name(step))
 
     def unpin(self, step: int) -> None:
@@ -245,52 +252,26 @@ class CheckpointManager:
         try:
             with self._lock:
                 if not self._opened:
-                    self._area.take_over(self._fence)
+                    self._area.take_over(self._ports.fence)
                     self._opened = True
             with self._area.fenced(), self._lock if locked else contextlib.nullcontext():
                 yield
         except OSError as exc:
             if not is_unavailable(exc):
                 raise
-            raise unavailable(exc, self._run_folder, self._disk) from exc
+            raise unavailable(exc, self._scope.run_folder, self._disk) from exc
 
     def _make_room(self, expected_bytes: int) -> None:
         sizes = [sum(entry.size_bytes for entry in manifest.files) for manifest, _ in self._catalog.own().values()]
         needed_bytes = int(SPACE_FACTOR * max(expected_bytes, *sizes[-1:], 0)) + _SMALL_WRITES_BYTES
-        if self._disk.free_bytes(self._run_folder) < needed_bytes:
+        if self._disk.free_bytes(self._scope.run_folder) < needed_bytes:
             self.rotate()
-        free_bytes = self._disk.free_bytes(self._run_folder)
+        free_bytes = self._disk.free_bytes(self._scope.run_folder)
         if free_bytes < needed_bytes:
             raise StoreUnavailable(
-                f"the disk of {self._run_folder} is too full for the next checkpoint",
+                f"the disk of {self._scope.run_folder} is too full for the next checkpoint",
                 field="store",
                 value=f"{format_bytes(free_bytes)} free",
                 bound=f"at least {format_bytes(needed_bytes)} free",
                 remedy="Free space or lower checkpoint.keep_last; older checkpoints are kept and the same command goes on from them.",
             )
-
-    def _publish(self, step: int, staging: Path) -> None:
-        """The moment of truth: one rename. What was there before is moved aside and put back by `take_over` if we die in between."""
-        target = self._catalog.path(step)
-        make_folders(self._disk, target.parent)  # somebody may have removed it under the live run, whose engine is sound
-        before = self._area.aside("replaced", target) if self._disk.kind(target) is not None else None
-        try:
-            self._disk.rename(staging, target)
-        except OSError:
-            if before is not None:
-                self._disk.rename(before, target)
-            raise
-        self._disk.sync_folder(target.parent)
-        self._disk.sync_folder(self._area.folder)
-        self._area.empty_trash()
-
-    def _remove(self, step: int) -> None:
-        """Rename to the desk first, so that a half-deleted folder is never seen as a checkpoint."""
-        try:
-            self._area.aside("trash", self._catalog.path(step))
-        except FileNotFoundError:
-            return  # already gone
-        except OSError as exc:
-            self._emit(Noted(text=f"checkpoint of step {step} could not be deleted and will be tried again: {exc.strerror or exc}"))
-            return
-        self._emit(CheckpointRemoved(step=step, reason="rotation"))

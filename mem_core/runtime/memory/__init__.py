@@ -1,1 +1,4 @@
-"""The parts of adaptive memory in a rank: readings against every limit, and the measured line."""
+"""Adaptive memory inside a rank: reading the counters, following and changing the plan of micro-batches.
+
+Called by the runner, each step. Decisions are `core/memory`'s; a plan is recorded before anything is done under it.
+"""

@@ -5,7 +5,7 @@ from typing import Any
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.segment import SegmentCompleted, SegmentFailure, describe_failure
 from mem_core.infrastructure.telemetry.progress import ProgressView
-from mem_core.runtime.ranks.local.heartbeat import Heartbeat
+from mem_core.runtime.ranks.port import Heartbeat
 from mem_core.runtime.ranks.worker.protocol import SegmentDone
 
 
@@ -15,16 +15,6 @@ class SegmentFailed(Exception):
     def __init__(self, failure: SegmentFailure) -> None:
         super().__init__(describe_failure(failure))
         self.failure = failure
-
-
-class StopFlag:
-    """Set by a signal handler or a cancel; read by the supervising loop a few times a second."""
-
-    def __init__(self) -> None:
-        self.by = ""
-
-    def __bool__(self) -> bool:
-        return bool(self.by)
 
 
 def already_there(position: TrainingPosition) -> SegmentCompleted:

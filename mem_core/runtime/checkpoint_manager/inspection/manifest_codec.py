@@ -22,6 +22,10 @@ class SignatureRefused(ManifestDamaged):
     """The manifest does not bear the signature of the key in use: damaged, foreign, or simply another key. Never a reason to quarantine."""
 
 
+class ForeignCheckpoint(ManifestDamaged):
+    """A manifest that is whole and not this run's. Kept apart from damage: it is somebody's work."""
+
+
 def sha256_hex(data: bytes) -> str:
     """SHA-256 in hex."""
     return hashlib.sha256(data).hexdigest()

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Literal, cast
 
+from mem_core.domain.capabilities import PARQUET, refusal
 from mem_core.domain.errors import DataError, RequestError
 from mem_core.domain.request import DataSection
 from mem_core.domain.units import Value
@@ -133,14 +134,8 @@ def unchanged(file: SourceFile) -> bool:
 def _kind(path: str, data: DataSection, field: str, rules: int, head: Callable[[], bytes]) -> Kind:
     """What is asked for decides, then the name; `head` gives the first bytes where that is not enough."""
     suffix = PurePosixPath(path).suffix.lower()
-    if data.format == "parquet" or (data.format == "auto" and suffix == ".parquet"):
-        raise RequestError(
-            "parquet is not supported yet; it comes with the fine-tuning issue",
-            field=field,
-            value=path,
-            bound="text, jsonl",
-            remedy="Convert the file to JSONL",
-        )
+    if data.format == "parquet" or (data.format == "auto" and suffix == PARQUET):
+        raise refusal("parquet", field, path)
     if rules > 1 and _row_fields(data):
         if data.format == "text":
             raise _no_fields("data.format: text", data)

@@ -1,0 +1,59 @@
+"""What the supervising loop does with each round of heartbeats: progress for people, recovery times, notices, once-a-second chores."""
+
+import time
+from dataclasses import dataclass, field
+
+from mem_core.domain.events import Recovered
+from mem_core.domain.segment import SegmentFailure
+from mem_core.runtime.ranks.port import Heartbeat
+from mem_core.runtime.session.attempt import Attempt
+from mem_core.runtime.session.live_ranks import Standing
+from mem_core.runtime.session.notices import Notices
+from mem_core.runtime.session.segment_outcomes import progress_view
+
+EVERY_S = 1.0
+
+
+@dataclass
+class SegmentWatch:
+    """One for an attempt."""
+
+    attempt: Attempt
+    standing: Standing
+    memory_limit_bytes: int
+    notices: Notices = field(init=False)
+    _fault: tuple[str, float] | None = None
+    _last_chores_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.notices = Notices(self.attempt.request.resilience, self.attempt.note)
+
+    def failed(self, failure: SegmentFailure) -> None:
+        """The clock of a recovery starts; it stops with the first step beyond where the fault sent the run back to."""
+        self._fault = (failure.kind, time.monotonic())
+
+    @property
+    def recovering(self) -> bool:
+        """Whether a fault has not been recovered from yet."""
+        return self._fault is not None
+
+    def on_beat(self, beats: list[Heartbeat], segment_index: int) -> None:
+        """Take in what each rank last said, rank 0 first."""
+        beat, standing = beats[0], self.standing
+        standing.reached_batch = max(standing.reached_batch, beat.batch_index)
+        standing.has_stepped |= standing.position is not None and beat.applied_steps > standing.position.applied_steps
+        if self._fault is not None and standing.position is not None and beat.applied_steps > standing.position.applied_steps:
+            kind, since_s = self._fault
+            self._fault = None
+            recovered_s = time.monotonic() - since_s
+            self.attempt.state.emit(Recovered(kind=kind, step=standing.position.applied_steps, recovered_s=recovered_s))
+        view = progress_view(
+            beats, total_steps=self.attempt.request.training.max_steps, segment_index=segment_index,
+            validated_step=standing.validated_step, restarts=standing.restarts, memory_limit_bytes=self.memory_limit_bytes,
+        )  # fmt: skip
+        self.attempt.progress.update(view)
+        self.notices.look_for_stragglers(beats)
+        now_s = time.monotonic()
+        if now_s - self._last_chores_s >= EVERY_S:
+            self._last_chores_s = now_s
+            self.attempt.stop.ask(self.notices.preempted())
