@@ -40,6 +40,7 @@ class PreparedData(Value):
     longest_tokens: int = Field(description="Tokens of the longest training row.")
     bad_rows: tuple[str, ...] = Field((), description="file:line: reason, the first hundred.")
     num_bad_rows: int = 0
+    hint: str = Field(default="", description="The setting that would fit the bad rows, where they are of a known kind.")
     dropped_rows: dict[str, int] = Field({}, description="Rows that are fine but not trained on, by kind.")
     pad_token_id: int
     eos_token_id: int | None

@@ -172,6 +172,7 @@ def _result(
         longest_tokens=train.longest_tokens,
         bad_rows=tuple(work.bad_rows),
         num_bad_rows=work.num_bad_rows,
+        hint=work.hint,
         dropped_rows=dict(dropped),
         pad_token_id=encoder.pad_token_id,
         eos_token_id=encoder.eos_token_id,

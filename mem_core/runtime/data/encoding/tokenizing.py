@@ -63,6 +63,7 @@ class Tokenizing:
         self.num_documents = 0
         self.num_bad_rows = 0
         self.bad_rows: list[str] = []
+        self.hint = ""
         self.dropped: Counter[str] = Counter()
         self.remarks: Counter[str] = Counter()
         self.notes: list[str] = []
@@ -247,6 +248,7 @@ class Tokenizing:
 
     def _bad(self, path: str, row: BadRow) -> None:
         self.num_bad_rows += 1
+        self.hint = self.hint or row.hint
         if len(self.bad_rows) < MAX_BAD_ROWS_KEPT:
             self.bad_rows.append(f"{path}:{row.line}: {row.reason}")
 

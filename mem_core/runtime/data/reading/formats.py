@@ -12,7 +12,6 @@ _MAGICS: tuple[tuple[bytes, str, str], ...] = (
     (b"\x04\x22\x4d\x18", "lz4-compressed", _UNPACK.format("unlz4")),
     (b"PK\x03\x04", "a zip archive", _UNPACK.format("unzip")),
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive", _UNPACK.format("7z x")),
-    (b"PAR1", "a Parquet file", _EXPORT),
     (b"ARROW1\x00\x00", "an Arrow file", _EXPORT),
     (b"SQLite format 3\x00", "an SQLite database", _EXPORT),
     (b"%PDF-", "a PDF document", "Extract its text first"),
@@ -35,6 +34,8 @@ def foreign_format(head: bytes) -> Foreign | None:
     for magic, what, remedy in _MAGICS:
         if head.startswith(magic):
             return Foreign(what, remedy, packed=True)
+    if head.startswith(b"PAR1") and b"\0" in head:
+        return Foreign("a Parquet file", _EXPORT, packed=True)
     if head.startswith(b"BZh") and head[4:10] == b"1AY&SY":
         return Foreign("bzip2-compressed", _UNPACK.format("bunzip2"), packed=True)
     if head[257:262] == b"ustar":
