@@ -22,6 +22,8 @@ class Evidence(Value):
     signal: str = ""
     peak_bytes: int | None = None
     limit_bytes: int | None = None
+    used_bytes: int | None = Field(default=None, description="What tensors held on the device when an allocation failed.")
+    reserved_bytes: int | None = Field(default=None, description="What the device's caching allocator held then, used or not.")
     failed_rows: int | None = Field(default=None, description="Rows of the forward pass that did not fit.")
     failed_length: int | None = Field(default=None, description="Padded tokens of each of its rows.")
     last_lines: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
-from mem_core.core.memory.diagnosis import WINDOW, Cause, StepReading, diagnose
+from mem_core.core.memory.diagnosis import WINDOW, Cause, StepReading, diagnose, is_fragmented
 from mem_core.core.memory.ladder import SMALLEST_TOKENS, MicroBatch, PlanBounds, largest_micro_batch, shrink_plan
 from mem_core.core.memory.model import PeakLine, PeakSample, fit_line
 from mem_core.domain.plan import MemoryPlan
@@ -104,6 +104,8 @@ class MemoryControl:
         if reading.peak_bytes > high:
             self._calm_since = None
             return self._under_pressure(reading, (high + low) / 2)
+        if is_fragmented(reading.peak_bytes, reading.reserved_bytes, reading.limit_bytes) and (said := self._fragmented(reading)):
+            return said
         if reading.peak_bytes < low:
             return self._when_calm(reading, high)
         self._calm_since = None
@@ -138,8 +140,6 @@ class MemoryControl:
     def _under_pressure(self, reading: StepReading, target: float) -> Decision | None:
         cause = diagnose(tuple(self._history))
         critical = reading.peak_bytes > CRITICAL * reading.limit_bytes
-        if cause == "fragmentation" and not critical:
-            return self._once(self._decision("release", reading, cause, "reserved memory is fragmented: it is released at the boundary"))
         if cause == "leak":
             said = self._once(self._decision("replace", reading, cause, "memory grows from step to step: the workers are replaced"))
             if said or not critical:
@@ -150,6 +150,12 @@ class MemoryControl:
         if self._grown_at is not None:
             self._impatient()
         return self._decision("shrink", reading, cause, f"{_percent(reading)} of {reading.limit_name or 'the limit'} ({cause})", plan)
+
+    def _fragmented(self, reading: StepReading) -> Decision | None:
+        """Tensors leave room, the allocator fills the limit: said and released at the next boundary; the micro-batch stays."""
+        held = f"{format_bytes(reading.reserved_bytes)} reserved, {format_bytes(reading.reserved_bytes - reading.peak_bytes)} of it unused"
+        text = f"reserved memory is fragmented ({held}): it is released at the boundary"
+        return self._once(self._decision("release", reading, "fragmentation", text))
 
     def _smaller(self, reading: StepReading, target: float) -> MemoryPlan | None:
         """As many tokens as the line allows below the target; one rung of the ladder where the pass cannot be cut."""

@@ -237,8 +237,7 @@ class DeepSpeedRunner:
         """The failed allocation that `exc` is, where the batch may be tried again in this engine; else None."""
         if not self.memory.retries_in_step or memory_kind(exc) is None:
             return None
-        failure = classify(exc, self.place.rank, self.phase, self.position.batch_index, failed=self.micro_batch)
-        return failure if isinstance(failure, OutOfMemory) else None
+        return self.memory.absorbable(classify(exc, self.place.rank, self.phase, self.position.batch_index, failed=self.micro_batch))
 
     def _absorb(self, failed: MicroBatch, failure: OutOfMemory | None) -> None:
         """Every rank comes here when a pass failed on any of them; `failure` is this rank's own."""

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import Literal
 
 from mem_core.core.memory.control import Decision, MemoryControl, Watermarks
-from mem_core.core.memory.diagnosis import StepReading
+from mem_core.core.memory.diagnosis import StepReading, failed_in_pieces
 from mem_core.core.memory.ladder import MicroBatch, PlanBounds, shrink_plan
 from mem_core.core.memory.model import PeakLine
 from mem_core.core.memory.start import Limit
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.events import MemoryPlanChanged, Noted, OomAbsorbed
 from mem_core.domain.plan import MemoryPlan, MemoryPlanChange, plan_at, record_change
+from mem_core.domain.segment import OutOfMemory, SegmentFailure
 from mem_core.runtime.memory.reader import MemoryReader
 from mem_core.runtime.ranks.agreement import Agreement, RankReading
 from mem_core.runtime.ranks.place import RankPlace
@@ -181,6 +182,22 @@ class AdaptiveMemory:
             self._device.release_free_memory()
 
     # -- a pass that did not fit ----------------------------------------------------------------------------------------
+
+    def with_device_evidence(self, failure: SegmentFailure) -> SegmentFailure:
+        """The failure with what the allocator holds now, where its own words did not say what it held. Before anything is released."""
+        if not isinstance(failure, OutOfMemory) or failure.memory != "device" or failure.evidence.reserved_bytes:
+            return failure
+        now = self.reader.read()
+        limit_bytes = min((limit.limit_bytes for limit in self.reader.limits([now])), default=0)
+        held = {"used_bytes": now.used_bytes, "reserved_bytes": now.mapped_bytes, "limit_bytes": limit_bytes}
+        return failure.model_copy(update={"evidence": failure.evidence.model_copy(update=held)})
+
+    def absorbable(self, failure: SegmentFailure) -> OutOfMemory | None:
+        """The failure where a smaller pass in this process is its cure. Memory in pieces is not: a process with another setting of the
+        allocator is tried first."""
+        failure = self.with_device_evidence(failure)
+        in_pieces = not self._spec.allocator_setting and failed_in_pieces(failure)
+        return failure if isinstance(failure, OutOfMemory) and not in_pieces else None
 
     def agree(self, failed: MicroBatch | None) -> MicroBatch | None:
         """The largest forward pass that did not fit on any rank in this try, None if all went well."""

@@ -100,7 +100,7 @@ class LiveRanks:
         position = self.memory.restored(position)
         self.standing.position = None  # until the engine stands there
         watch = Watch(on_record=self.memory.record, memory_limit_bytes=self.setup.memory_limit_bytes, times=self.times)
-        self._group = self.setup.ranks.start(self.setup.spec, watch)
+        self._group = self.setup.ranks.start(self.memory.configured(self.setup.spec), watch)
         ready = self._group.restore(str(folder) if folder is not None else None, position, self.standing.reached_batch)
         self.parameters = ready.parameters
         self.standing.position = position

@@ -18,6 +18,11 @@ _DEVICE_ALLOCATOR = re.compile(
     r"CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDA error: out of memory|CUDNN_STATUS_ALLOC_FAILED|NCCL.*out of memory|"
     r"HIP out of memory|NVML_SUCCESS == r INTERNAL ASSERT FAILED"
 )
+# Units and order as torch 2 prints them; what it could not tell is missing.
+_SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB)"
+_DEVICE_TOTAL = re.compile(rf"total capacity of {_SIZE} of which {_SIZE} is free")
+_DEVICE_HELD = re.compile(rf"{_SIZE} is allocated by PyTorch.*?{_SIZE} is reserved by PyTorch but unallocated", re.DOTALL)
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _HOST_DEATH = ("DefaultCPUAllocator", "MemoryError", "std::bad_alloc", "Cannot allocate memory")
 
 
@@ -41,6 +46,18 @@ def memory_kind(exc: BaseException) -> Literal["host", "device"] | None:
     return None
 
 
+def device_evidence(text: str) -> dict[str, int]:
+    """What torch's message says of the device at the failed allocation: used, reserved and the most this process could reserve.
+
+    Empty where it does not say. Other processes' memory is no part of the limit.
+    """
+    total, held = _DEVICE_TOTAL.search(text), _DEVICE_HELD.search(text)
+    if total is None or held is None:
+        return {}
+    free, used, idle = (round(float(number) * _UNITS[unit]) for number, unit in (total.groups()[2:], held.groups()[:2], held.groups()[2:]))
+    return {"used_bytes": used, "reserved_bytes": used + idle, "limit_bytes": used + idle + free}
+
+
 def classify(
     exc: BaseException, rank: int, phase: str, batch_index: int, *, failed: MicroBatch | None = None, peak_bytes: int | None = None
 ) -> SegmentFailure:
@@ -54,7 +71,8 @@ def classify(
     memory = memory_kind(exc)
     if memory is not None:
         size = {"failed_rows": failed.rows, "failed_length": failed.length} if failed and known in ("forward", "backward") else {}
-        return OutOfMemory(memory=memory, evidence=evidence.model_copy(update=size))
+        held = device_evidence(text) if memory == "device" else {}
+        return OutOfMemory(memory=memory, evidence=evidence.model_copy(update=size | held))
     if phase == "save" and isinstance(exc, OSError):
         return SaveFailed(evidence=evidence)
     return WorkerError(evidence=evidence)
