@@ -174,10 +174,11 @@ def once(marker: Path) -> bool:
     return True
 
 
-def leak(runner: Any, bytes_per_step: int, headroom_bytes: int, marker: Path) -> None:
-    """Under a real RLIMIT_AS, the first rank that comes here keeps some memory of every step; its successors do not."""
+def leak(runner: Any, bytes_per_step: int, headroom_bytes: int, marker: Path | None = None) -> None:
+    """Under a real RLIMIT_AS, the first rank that comes here keeps some memory of every step; its successors do not, unless there is
+    no marker."""
     limit_address_space(runner, headroom_bytes)
-    if not once(marker):
+    if marker is not None and not once(marker):
         return
     step, kept = runner.engine.step, []
 
@@ -203,6 +204,17 @@ def fail_in_pieces(runner: Any, batch_index: int, times: int, folder: Path) -> N
         return forward(**inputs)
 
     runner.engine.forward = failing_forward
+
+
+def leak_at_saves(runner: Any, bytes_per_save: int) -> None:
+    """This rank keeps some memory of every save."""
+    collect, kept = runner.engine.collect_state, []
+
+    def leaking_collect(*arguments: Any) -> Any:
+        kept.append(b"x" * bytes_per_save)  # written to, so that it is resident
+        return collect(*arguments)
+
+    runner.engine.collect_state = leaking_collect
 
 
 def fail_fork(runner: Any, folder: Path) -> None:

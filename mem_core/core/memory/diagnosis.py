@@ -87,6 +87,15 @@ def is_leak(history: Sequence[StepReading]) -> bool:
     return growth >= LEAK_SHARE * recent[-1].limit_bytes and steady
 
 
+def growth_per_step(history: Sequence[StepReading]) -> float:
+    """Bytes that memory at step boundaries grows by in a step, as robust as `robust_slope`; readings may be some steps apart."""
+    half = len(history) // 2
+    if half == 0:
+        return 0.0
+    pairs = zip(history, history[half:], strict=False)
+    return median((later.used_bytes - early.used_bytes) / max(1, later.batch_index - early.batch_index) for early, later in pairs)
+
+
 def robust_slope(values: Sequence[float]) -> float:
     """Theil-Sen slope per index: the median slope of pairs, here of all values half a window apart; spikes do not move it."""
     half = len(values) // 2

@@ -138,8 +138,9 @@ class DeepSpeedRunner:
             if self.position.batch_index in order.skip_batches:
                 self._pass_over()
                 continue
-            overdue = order.every_s is not None and time.monotonic() - started_s >= order.every_s and len(columns) > 0
-            if not self._agreement.may_start(self.position.batch_index, stop_wanted=overdue):
+            overdue = order.every_s is not None and time.monotonic() - started_s >= order.every_s
+            ending = len(columns) > 0 and (overdue or (bool(self.memory.replace_reason) and order.staging is not None))
+            if not self._agreement.may_start(self.position.batch_index, stop_wanted=ending):
                 break
             self._step(order.hyperparams, columns)
             self._warm = True

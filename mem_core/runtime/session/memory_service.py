@@ -5,8 +5,8 @@ from pathlib import Path
 
 from mem_core.core.doctor.changes import offload
 from mem_core.core.memory.diagnosis import failed_in_pieces
-from mem_core.core.memory.fit import exhausted_remedy
-from mem_core.core.memory.ladder import MicroBatch, PlanBounds, largest_micro_batch, merge_changes, shrink_plan
+from mem_core.core.memory.fit import exhausted_remedy, leak_remedy
+from mem_core.core.memory.ladder import MicroBatch, PlanBounds, held_before, largest_micro_batch, merge_changes, shrink_plan
 from mem_core.core.run.fold import fold_state
 from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.checkpoint import TrainingPosition
@@ -118,19 +118,24 @@ class MemoryService:
 
         The model's sizes are those that the doctor read: a remote model may be out of reach by now.
         """
+        evidence = failure.evidence
+        if evidence.grown:
+            return MemoryExhausted(error.problem, remedy=leak_remedy(evidence))
         if self._model is None:
             return error
-        evidence = failure.evidence
         memory = {budget.kind: budget.budget_bytes for budget in self._budgets}
         limit = evidence.limit_bytes or memory.get("device" if self._spec.device == "cuda" else "host", 0)
-        remedy = exhausted_remedy(self._model, self._spec.request, self._spec.dtype, self._spec.device, limit)
+        remedy = exhausted_remedy(self._model, self._spec.request, self._spec.dtype, self._spec.device, limit, evidence.limit_name)
         return MemoryExhausted(error.problem, remedy=remedy)
 
     def _next_plan(self, failure: SegmentFailure) -> MemoryPlan | None:
         adaptive = self._spec.request.memory.mode == "adaptive"
         if not adaptive or not isinstance(failure, OutOfMemory) or failure.evidence.phase not in _TRAINING_PHASES:
             return None
-        return shrink_plan(self._plan(failure), self.bounds, self._failed(failure))
+        if failure.evidence.grown:
+            return None  # a fresh process is the cure, not a smaller pass
+        held = held_before(self.changes, failure.evidence.batch_index or 0)
+        return shrink_plan(self._plan(failure), self.bounds, self._failed(failure), held)
 
     def _plan(self, failure: SegmentFailure) -> MemoryPlan:
         return plan_at(self.changes, failure.evidence.batch_index or 0, self._spec.default_plan)

@@ -88,7 +88,7 @@ def rank_main(connection: Connection) -> None:
             traceback.print_exc()
             peak_bytes = runner.memory.peak_and_limit[0] or None
             failure = classify(exc, place.rank, runner.phase, runner.position.batch_index, failed=runner.micro_batch, peak_bytes=peak_bytes)
-            channel.send(Failed(runner.memory.with_device_evidence(failure)))
+            channel.send(Failed(runner.memory.with_evidence(failure)))
             return
 
 
