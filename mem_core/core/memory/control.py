@@ -165,9 +165,12 @@ class MemoryControl:
         return self._decision("shrink", reading, cause, f"{_percent(reading)} of {reading.limit_name or 'the limit'} ({cause})", plan)
 
     def grown(self, failed_tokens: int, used_bytes: int, limit_bytes: int) -> bool:
-        """Whether a pass failed because this process has grown: one of its size worked before, and much more is used now."""
+        """Whether a pass failed because this process has grown: one of its size worked before, and much more is used now.
+
+        `failed_tokens` 0: it failed outside a pass, as in the update, whose size no plan changes.
+        """
         growth = used_bytes - self._used_first
-        return 0 < failed_tokens <= self.worked_tokens and self._used_first > 0 and growth >= GROWN_SHARE * limit_bytes > 0
+        return failed_tokens <= self.worked_tokens and self._used_first > 0 and growth >= GROWN_SHARE * limit_bytes > 0
 
     def _leak_ahead(self, reading: StepReading, high: float) -> Decision | None:
         """Below the high watermark, a leak that will pass it in a few steps: there is room to save now, and later there is not."""
