@@ -53,6 +53,7 @@ class Progress(Value):
     failures_without_progress: int = 0
     same_batch_failures: int = 0
     can_shrink: bool = True
+    can_defragment: bool = False
     sample_ids: tuple[int, ...] = ()
     skipped_batches: int = 0
     stop_by: str = ""
@@ -77,6 +78,7 @@ class Train:
 class Retry:
     """Replace the workers, go back to the last validated step, shrink first where memory was the cause.
 
+    `defragment` asks for another setting of the device's allocator instead: memory was in pieces, not too little.
     `skip_batch` leaves a batch out for good, recorded before the next try; `lower_lr` asks the policy engine for less.
     `set_aside_step`: try an older checkpoint than this one, and set this one aside once the older one is loaded.
     """
@@ -84,6 +86,7 @@ class Retry:
     delay_s: float
     reason: str
     shrink: bool = False
+    defragment: bool = False
     skip_batch: int | None = None
     lower_lr: bool = False
     set_aside_step: int | None = None
@@ -167,6 +170,8 @@ def _after_failure(progress: Progress, failure: SegmentFailure, limits: MemOrche
     lasting = _lasting_error(progress, failure, text, limits)
     if lasting is not None:
         return GiveUp(lasting)
+    if progress.can_defragment:
+        return Retry(delay_s=0.0, reason=text, defragment=True)  # once: then the new workers have the setting
     if isinstance(failure, OutOfMemory) and limits.memory_mode == "fixed":
         return GiveUp(
             MemoryExhausted(

@@ -128,8 +128,9 @@ class DeepSpeedRunner:
             if self.position.batch_index in order.skip_batches:
                 self._pass_over()
                 continue
-            overdue = order.every_s is not None and time.monotonic() - started_s >= order.every_s and len(columns) > 0
-            if not self._agreement.may_start(self.position.batch_index, stop_wanted=overdue):
+            overdue = order.every_s is not None and time.monotonic() - started_s >= order.every_s
+            ending = len(columns) > 0 and (overdue or (bool(self.memory.replace_reason) and order.staging is not None))
+            if not self._agreement.may_start(self.position.batch_index, stop_wanted=ending):
                 break
             self._step(order.hyperparams, columns)
             self._warm = True
@@ -230,8 +231,7 @@ class DeepSpeedRunner:
         """The failed allocation that `exc` is, where the batch may be tried again in this engine; else None."""
         if not self.memory.retries_in_step or memory_kind(exc) is None:
             return None
-        failure = classify(exc, self.place.rank, self.phase, self.position.batch_index, failed=self.micro_batch)
-        return failure if isinstance(failure, OutOfMemory) else None
+        return self.memory.absorbable(classify(exc, self.place.rank, self.phase, self.position.batch_index, failed=self.micro_batch))
 
     def _absorb(self, failed: MicroBatch, failure: OutOfMemory | None) -> None:
         """Every rank comes here when a pass failed on any of them; `failure` is this rank's own."""

@@ -138,7 +138,7 @@ class LiveRanks:
         folder, position = point.folder, self.memory.restored(point.position)
         self.standing.position = None  # until the engine stands there
         watch = Watch(on_record=self.memory.record, memory_limit_bytes=self.setup.memory_limit_bytes, times=self.times)
-        self._group = self.setup.ranks.start(self.setup.spec, watch)
+        self._group = self.setup.ranks.start(self.memory.configured(self.setup.spec), watch)
         try:
             ready = self._group.restore(str(folder) if folder is not None else None, position, self.standing.reached_batch)
         except GroupFailed as exc:

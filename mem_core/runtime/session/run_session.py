@@ -117,16 +117,20 @@ class RunSession:
             self.segments.ranks.lose()  # nothing comes after it that could be saved in its stead
 
     def _after_failure(self, failure: SegmentFailure, segment_index: int = 0, until_step: int = 0) -> None:
-        shrinkable = self.segments.ranks.memory.can_shrink_after(failure)
-        self.failures.failed(failure, counts=not shrinkable)  # the memory ladder has an end of its own
-        action = self._orchestrator.next_action(self._progress(0, can_shrink=shrinkable, suspect=failure), failure)
+        memory = self.segments.ranks.memory
+        shrinkable, in_pieces = memory.can_shrink_after(failure), memory.can_defragment_after(failure)
+        self.failures.failed(failure, counts=not (shrinkable or in_pieces))  # the memory ladder has an end of its own
+        progress = self._progress(0, can_shrink=shrinkable, suspect=failure).model_copy(update={"can_defragment": in_pieces})
+        action = self._orchestrator.next_action(progress, failure)
         match action:
             case Retry():
                 if action.set_aside_step is not None:
                     self.failures.passed_over(action.set_aside_step)
                     self.segments.ranks.pass_over(action.set_aside_step, action.reason)
+                if action.defragment:
+                    memory.defragment_after(failure)
                 if action.shrink:
-                    self.segments.ranks.memory.shrink_after(failure)
+                    memory.shrink_after(failure)
                 if action.skip_batch is not None:
                     self.segments.skips.add(action.skip_batch, action.reason)
                     self.attempt.progress.note(f"batch {action.skip_batch} is left out from now on: {action.reason}")
@@ -136,7 +140,7 @@ class RunSession:
                     with self.attempt.ledger.bucket("restart"):
                         time.sleep(action.delay_s)
             case GiveUp(MemoryExhausted() as error) if self.attempt.request.memory.mode == "adaptive":
-                raise self.segments.ranks.memory.exhausted(failure, error)
+                raise memory.exhausted(failure, error)
             case GiveUp():
                 raise action.error
             case Train() | Finish() | Pause():

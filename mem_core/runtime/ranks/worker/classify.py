@@ -28,6 +28,11 @@ _PEER_GONE = re.compile(
 )
 # Phases whose errors are about what a process finds when it begins. `restore` is not among them: there the checkpoint is the suspect.
 _BEGINNING = ("start", "op_build", "calibrate", "first_step", "forward", "backward", "step")
+# Units and order as torch 2 prints them; what it could not tell is missing.
+_SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB)"
+_DEVICE_TOTAL = re.compile(rf"total capacity of {_SIZE} of which {_SIZE} is free")
+_DEVICE_HELD = re.compile(rf"{_SIZE} is allocated by PyTorch.*?{_SIZE} is reserved by PyTorch but unallocated", re.DOTALL)
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _HOST_DEATH = ("DefaultCPUAllocator", "MemoryError", "std::bad_alloc", "Cannot allocate memory")
 
 
@@ -63,6 +68,18 @@ def _may_pass(exc: BaseException) -> bool:
     return isinstance(exc, OSError | EOFError) or name.startswith(("Dist", "Injected")) or says_peer_gone(str(exc))
 
 
+def device_evidence(text: str) -> dict[str, int]:
+    """What torch's message says of the device at the failed allocation: used, reserved and the most this process could reserve.
+
+    Empty where it does not say. Other processes' memory is no part of the limit.
+    """
+    total, held = _DEVICE_TOTAL.search(text), _DEVICE_HELD.search(text)
+    if total is None or held is None:
+        return {}
+    free, used, idle = (round(float(number) * _UNITS[unit]) for number, unit in (total.groups()[2:], held.groups()[:2], held.groups()[2:]))
+    return {"used_bytes": used, "reserved_bytes": used + idle, "limit_bytes": used + idle + free}
+
+
 def classify(
     exc: BaseException,
     rank: int,
@@ -88,7 +105,8 @@ def classify(
     memory = memory_kind(exc)
     if memory is not None:
         size = {"failed_rows": failed.rows, "failed_length": failed.length} if failed and known in ("forward", "backward") else {}
-        return OutOfMemory(memory=memory, evidence=evidence.model_copy(update=size))
+        held = device_evidence(text) if memory == "device" else {}
+        return OutOfMemory(memory=memory, evidence=evidence.model_copy(update=size | held))
     if phase == "save" and isinstance(exc, OSError):
         return SaveFailed(evidence=evidence)
     lasting = not steps_done and known in _BEGINNING and not _may_pass(exc)

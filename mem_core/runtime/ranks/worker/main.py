@@ -79,6 +79,8 @@ def _open_runner(spec: WorkerSpec, place: RankPlace, channel: ReplyChannel) -> A
 
     device = open_device(place)
     device.use()
+    if spec.allocator_setting:
+        device.set_allocator(spec.allocator_setting)
     pulse = open_pulse(place)
     pulse.beat("start")
     return DeepSpeedRunner(spec, place, device, pulse, open_agreement(spec, place), channel.record)
@@ -101,7 +103,7 @@ def _obey_until_stop(runner: Any, place: RankPlace, connection: Connection, chan
                 exc, place.rank, runner.phase, runner.position.batch_index,
                 failed=runner.micro_batch, peak_bytes=peak_bytes, steps_done=runner.has_stepped,
             )  # fmt: skip
-            channel.send(Failed(failure))
+            channel.send(Failed(runner.memory.with_evidence(failure)))
             return
 
 

@@ -29,6 +29,8 @@ class WorkerSpec:
     default_plan: MemoryPlan
     deadline_s: float = 600.0
     on_built: str | Callable[[Any], None] = ""
+    allocator_setting: str = ""
+    """For a device's caching allocator, in torch's words; empty: as the environment says. Set after fragmentation."""
 
     @property
     def num_ranks(self) -> int:
