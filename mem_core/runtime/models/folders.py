@@ -6,16 +6,17 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from mem_core.domain.errors import RequestError, StoreUnavailable
+from mem_core.infrastructure.storage.reading import read_regular
+from mem_core.runtime.models.configuration import READ_SUFFIXES
 from mem_core.runtime.models.presets import PRESETS, preset_choices, preset_name
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
     "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
 )  # fmt: skip
-_FETCHED_SUFFIXES = (".json", ".safetensors", ".jinja", ".txt", ".model")
+TOKENIZER_LIMIT_BYTES = 512 * 2**20
 
 
 def is_preset(source: str) -> bool:
@@ -63,38 +64,30 @@ def local_model_folder(source: str, cache_dir: Path | None = None) -> Path:
     )
 
 
-def read_config(folder: Path, source: str) -> dict[str, Any]:
-    """The parsed `config.json`.
+def tokenizer_identity(source: str, cache_dir: Path | None = None) -> str:
+    """A name that changes whenever the tokenizer's files do. Reads them, imports nothing heavy.
 
     Raises:
-        RequestError: missing, or not a JSON object.
+        RequestError: no such folder, or one of the files cannot be read.
     """
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except FileNotFoundError as exc:
-        raise RequestError(
-            "the folder has no config.json", field="model.source", value=source, remedy="Give a Hugging Face causal language model folder"
-        ) from exc
-    except (OSError, ValueError) as exc:
-        raise RequestError(
-            f"config.json cannot be read: {exc}", field="model.source", value=source, remedy="Download the model again"
-        ) from exc
-    if not isinstance(config, dict):
-        raise RequestError("config.json is not a JSON object", field="model.source", value=source, remedy="Download the model again")
-    return config
-
-
-def tokenizer_identity(source: str, cache_dir: Path | None = None) -> str:
-    """A name that changes whenever the tokenizer's files do. Reads them, imports nothing heavy."""
     if is_preset(source):
         return "bytes-1"
     folder = local_model_folder(source, cache_dir)
     digest = hashlib.sha256()
     for name in TOKENIZER_FILES:
         if (folder / name).is_file():
-            content = (folder / name).read_bytes()
+            content = _read(folder / name, source)
             digest.update(f"{name}\0{len(content)}\0".encode() + content)
     return f"sha256:{digest.hexdigest()}"
+
+
+def _read(path: Path, source: str) -> bytes:
+    try:
+        return read_regular(path, TOKENIZER_LIMIT_BYTES)
+    except OSError as exc:
+        raise RequestError(
+            f"{path.name} cannot be read: {exc.strerror}", field="model.source", value=source, remedy="Check the file and its permissions"
+        ) from exc
 
 
 def _fetch(url: str, cache_dir: Path) -> Path:
@@ -102,7 +95,7 @@ def _fetch(url: str, cache_dir: Path) -> Path:
 
     try:
         fs, root = fsspec.url_to_fs(url)
-        entries = [entry for entry in fs.ls(root, detail=True) if entry["name"].endswith(_FETCHED_SUFFIXES)]
+        entries = [entry for entry in fs.ls(root, detail=True) if entry["name"].endswith(READ_SUFFIXES)]
     except Exception as exc:  # each fsspec backend has an error tree of its own
         raise StoreUnavailable(
             f"the model cannot be listed: {exc}", field="model.source", value=url, remedy="Check the URL, endpoint and keys"
