@@ -6,6 +6,7 @@ database. This one asks for the parent-death signal first, has batch settings th
 As a program: `python -m flows.server.embedded serve OWNER_PID PORT` or `... migrate OWNER_PID`.
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -19,6 +20,7 @@ from pathlib import Path
 from mem_core.domain.errors import EnvironmentUnfit
 from mem_core.infrastructure.machine.process_facts import start_ticks
 from mem_core.infrastructure.settings import Settings
+from mem_core.infrastructure.storage.writing import PRIVATE, open_to_append
 from mem_core.runtime.ranks.local.fork_server import die_with_parent
 
 START_LIMIT_S = 180.0
@@ -63,6 +65,8 @@ class EmbeddedServer:
         environment = _environment(settings, database)
         if not database.exists():
             shutil.copyfile(_template(folder, environment), database)
+        with contextlib.suppress(OSError):
+            database.chmod(PRIVATE)  # it takes what requests say; its journal files get the same mode
         port = free_port() if port is None else port
         shown = UI_SETTINGS if ui else {}
         command = [sys.executable, "-m", "flows.server.embedded", "serve", str(os.getpid()), str(port)]
@@ -70,7 +74,9 @@ class EmbeddedServer:
         return cls(command, environment, f"http://127.0.0.1:{port}/api", database)
 
     def _spawn(self, log_mode: str) -> "subprocess.Popen[bytes]":
-        with self._log_path.open(log_mode) as log:
+        with open_to_append(self._log_path) as log:
+            if log_mode == "wb":
+                log.truncate(0)
             return subprocess.Popen(
                 self._command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )

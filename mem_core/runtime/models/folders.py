@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import tempfile
+import uuid
 from pathlib import Path
 
 from mem_core.domain.errors import RequestError, StoreUnavailable
@@ -104,8 +105,9 @@ def _fetch(url: str, cache_dir: Path) -> Path:
     target = cache_dir / hashlib.sha256(json.dumps([url, listing]).encode()).hexdigest()[:32]
     if not target.is_dir():
         cache_dir.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=".fetch-", dir=cache_dir))
+        staging = cache_dir / f".fetch-{uuid.uuid4().hex}"
         try:
+            staging.mkdir()
             for name, _, _ in listing:
                 fs.get_file(name, str(staging / name.rsplit("/", 1)[-1]))
             staging.rename(target)

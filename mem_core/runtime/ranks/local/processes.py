@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from mem_core.domain.errors import EnvironmentUnfit
+from mem_core.infrastructure.storage.writing import open_to_append
 
 PRELOAD = ("mem_core.runtime.ranks.worker.preload",)
 
@@ -154,7 +155,7 @@ class ForkServer:
             str(os.getpid()),
             *self._preload,
         ]
-        with self.own_log.open("ab") as log:
+        with open_to_append(self.own_log) as log:
             return subprocess.Popen(
                 program,
                 env=self._environment,
