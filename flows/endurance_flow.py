@@ -23,7 +23,7 @@ from mem_core.domain.run import RunResult
 from mem_core.domain.segment import SegmentCompleted, SegmentInterrupted
 from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.telemetry.progress import NoProgress
-from mem_core.runtime.session.opening import RunOrder
+from mem_core.runtime.session.opening.stages import RunOrder
 from mem_core.runtime.session.run_loop import Pending, run_loop
 from tasks.doctor import examine_environment
 from tasks.policy import decide_hyperparams

@@ -18,7 +18,7 @@ def finetune(
     model: Annotated[
         str, Field(description="Folder or URL of a Hugging Face causal language model, or preset:NAME.")
     ] = "preset:llama-nano",
-    data: Annotated[list[str] | str, Field(description="Files, globs or URLs with text, JSONL or Parquet.")] = "stdlib:",
+    data: Annotated[list[str] | str, Field(description="Files, globs or URLs with text or JSONL.")] = "stdlib:",
     store: Annotated[str, Field(description="Local folder or fsspec URL that holds run folders.")] = "./runs",
     max_steps: Annotated[int, Field(description="Optimizer updates.", ge=1)] = 1_000,
     learning_rate: Annotated[float, Field(description="Peak learning rate.", gt=0)] = 2e-5,
@@ -31,7 +31,7 @@ def finetune(
     Args:
         run_id: Name of the run; the same name again resumes it.
         model: Folder or URL of a Hugging Face causal language model, or preset:NAME.
-        data: Files, globs or URLs with text, JSONL or Parquet.
+        data: Files, globs or URLs with text or JSONL.
         store: Local folder or fsspec URL that holds run folders.
         max_steps: Optimizer updates.
         learning_rate: Peak learning rate.

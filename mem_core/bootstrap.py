@@ -32,12 +32,13 @@ from mem_core.runtime.data.values import PreparedData
 from mem_core.runtime.models.facts import ModelFacts, describe_model
 from mem_core.runtime.models.numbers import read_model_numbers
 from mem_core.runtime.ranks.local.processes import ForkServer
-from mem_core.runtime.session.opening import Examined, Held, Prepared, RunOrder
-from mem_core.runtime.session.orphans import with_orphans
-from mem_core.runtime.session.prepare_service import prepare_ops, prepare_tokens
-from mem_core.runtime.session.refusals import refuse_other_inputs, refuse_other_machine
+from mem_core.runtime.ranks.local.ranks import LocalRanks
+from mem_core.runtime.session.opening.orphans import with_orphans
+from mem_core.runtime.session.opening.prepare_service import prepare_ops, prepare_tokens
+from mem_core.runtime.session.opening.refusals import refuse_other_inputs, refuse_other_machine
+from mem_core.runtime.session.opening.stages import Examined, Held, Prepared, RunOrder
+from mem_core.runtime.session.opening.wiring import wire
 from mem_core.runtime.session.remote_service import RemoteService, fetch_record
-from mem_core.runtime.session.wiring import wire
 
 
 def live_root(request: RuntimeRequest, settings: Settings) -> Path:
@@ -58,7 +59,8 @@ def examine(order: RunOrder) -> Examined:
     """
     engine = policy_engine(order.request.policy.file)
     planner = _planner(order)
-    report = examine_only(order.request, order.settings, allow_reshard=order.options.allow_reshard)
+    options = order.options
+    report = examine_only(order.request, order.settings, allow_reshard=options.allow_reshard, person_at_hand=options.person_at_hand)
     error = error_of(report)
     if error is not None:
         raise error
@@ -78,11 +80,15 @@ def _planner(order: RunOrder) -> BackgroundAdvice | None:
     return BackgroundAdvice(build_planner(section, default_base_url=order.settings.planner_base_url, api_key=key))
 
 
-def examine_only(request: RuntimeRequest, settings: Settings, *, allow_reshard: bool = False) -> EnvironmentReport:
-    """The doctor's report, whatever it says."""
+def examine_only(
+    request: RuntimeRequest, settings: Settings, *, allow_reshard: bool = False, person_at_hand: bool | None = None
+) -> EnvironmentReport:
+    """The doctor's report, whatever it says. `person_at_hand`: whether the run could put a question to a person; by default where a
+    Prefect server is configured, since the one that a command starts for itself is seen by nobody."""
+    asked = settings.prefect_api_url is not None if person_at_hand is None else person_at_hand
     observations = observe_machine(request, settings, run_root=live_root(request, settings), holder_of=observe_holder)
     model = read_model_numbers(request.model.source, settings.model_cache_dir)
-    report = EnvironmentDoctor().examine(request, observations, model, sniff_data(request))
+    report = EnvironmentDoctor().examine(request, observations, model, sniff_data(request), asked)
     report = with_orphans(report, lambda: remote_store(request, settings, RetryPolicy(attempts=1)), request.run_id)
     return allow_other_shape(report) if allow_reshard else report
 
@@ -177,7 +183,8 @@ def prepare(held: Held) -> Prepared:
     record = _with_allowed_changes(record, request)
     if record != state.record():
         state.write_record(record)
-    session = wire(held, request, data, reshaped(record, request, environment.threads_per_rank))
+    ranks = LocalRanks(held.server, state.folder / "live")
+    session = wire(held, ranks, request, data, reshaped(record, request, environment.threads_per_rank))
     return Prepared(held, data, model, session)
 
 

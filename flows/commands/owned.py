@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from mem_core.runtime.ranks.local.fork_server import die_with_parent
+from mem_core.infrastructure.machine.process_ties import die_with_parent
 
 
 def run_owned(arguments: Sequence[str], environment: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":

@@ -22,7 +22,7 @@ from mem_core.domain.run import RunResult
 from mem_core.infrastructure.request.file import load_request
 from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.telemetry.progress import ProgressDisplay
-from mem_core.runtime.session.opening import OpeningOptions
+from mem_core.runtime.session.opening.stages import OpeningOptions
 from tasks.running import DRIVEN, Surroundings
 
 
@@ -45,8 +45,6 @@ def train(path: str, overrides: list[str], as_json: bool, allow_reshard: bool = 
         raise error
     progress = ProgressDisplay()
     progress.note("loading torch, DeepSpeed and Prefect (some 10 s; longer the first time)")
-    if request.chaos is not None:
-        progress.note("chaos is left out: mem train never hurts a run; mem drill REQUEST does, and compares with a twin")
     fork_server = start_fork_server(request, settings, report)
     server = None
     try:

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from mem_core.domain.errors import EnvironmentUnfit
 from mem_core.infrastructure.machine.process_facts import start_ticks
+from mem_core.infrastructure.machine.process_ties import die_with_parent
 from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.storage.writing import PRIVATE, open_to_append
-from mem_core.runtime.ranks.local.fork_server import die_with_parent
 
 START_LIMIT_S = 180.0
 MIGRATION_LIMIT_S = 900.0  # some ten seconds on a quiet machine, once; minutes on one that is starved

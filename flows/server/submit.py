@@ -20,7 +20,7 @@ from flows.prefect_view.publisher import RESULT_MARK
 from mem_core.domain import errors
 from mem_core.domain.errors import EnvironmentUnfit, InternalError, Interrupted, MemError, RequestError
 from mem_core.domain.request import RuntimeRequest
-from mem_core.infrastructure.request.file import build_request
+from mem_core.infrastructure.request.file import parse_request
 
 POLL_S = 1.0
 
@@ -137,7 +137,7 @@ def submit(
     if not PREFECT_API_URL.value():
         raise EnvironmentUnfit("no Prefect server is configured", remedy="Set PREFECT_API_URL to the server's /api, or start: mem serve")
     if request is not None:
-        checked = request if isinstance(request, RuntimeRequest) else build_request(request)
+        checked = request if isinstance(request, RuntimeRequest) else parse_request(request)
         refuse_relative_store(settled_request(checked, overrides, deployed=False, start_unix_s=time.time()).store)
         parameters["request"] = checked.model_dump(mode="json")
     if overrides is not None:

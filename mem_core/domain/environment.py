@@ -79,6 +79,10 @@ class ModelNumbers(Value):
     )
     tokenizer_vocab_size: int | None = Field(default=None, ge=1, description="Number of tokens, added ones included; None means unknown.")
     tied: bool = False
+    added_losses: tuple[str, ...] = Field(
+        default=(), description="Settings of config.json by which the model adds to its loss, such as output_router_logits: true."
+    )
+    has_chat_template: bool | None = Field(default=None, description="None means unknown.")
 
 
 class DataFile(Value):
@@ -94,6 +98,7 @@ class DataNumbers(Value):
 
     files: tuple[DataFile, ...] = ()
     problems: tuple[str, ...] = Field(default=(), description="Patterns that match nothing, stores that do not answer.")
+    parquet: tuple[str, ...] = Field(default=(), description="Parquet files among them.")
     longest_row_tokens: int | None = Field(default=None, ge=1, description="Longest admissible row; None means sequence_length.")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mem_core.core.memory.start import Limit
-from mem_core.runtime.ranks.local.memory_board import RankReading
+from mem_core.runtime.ranks.agreement import RankReading
 
 ALLOCATOR_WORDS = "[enforce fail at alloc_cpu.cpp:129] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes."
 
@@ -73,7 +73,7 @@ class OomInjector:
     def _due(self, phase: str) -> bool:
         for number, plan in enumerate(self._plans):
             index = {"first": 0, "middle": self._num_passes // 2, "last": self._num_passes - 1}[plan.where]
-            here = plan.phase == phase and plan.batch_index == self._runner.position.batch_index and plan.rank == self._runner.spec.rank
+            here = plan.phase == phase and plan.batch_index == self._runner.position.batch_index and plan.rank == self._runner.place.rank
             if here and (phase == "step" or index == self._pass) and fired(self._folder, number) < plan.times:
                 with (self._folder / str(number)).open("ab") as file:
                     file.write(bytes((min(255, self._num_passes),)))

@@ -9,7 +9,7 @@ from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.checkpoint import checkpoint_name
 from mem_core.domain.plan import MemoryPlanChange
 from mem_core.domain.run import RunResult
-from mem_core.runtime.session.opening import OpeningOptions
+from mem_core.runtime.session.opening.stages import OpeningOptions
 
 
 def with_port(port: Callable[[Any], None]) -> OpeningOptions:

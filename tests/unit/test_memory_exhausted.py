@@ -21,8 +21,8 @@ def test_a_remote_model_gets_its_way_out_without_being_fetched_again() -> None:
          "parallel": {"num_ranks": 2, "zero_stage": 1}}
     )  # fmt: skip
     spec = WorkerSpec(
-        request=request, rank=0, num_ranks=2, device="cuda", dtype="float32", num_threads=1, data_folder="", validation_folder=None,
-        pad_token_id=0, rendezvous="", heartbeat_path="", board_path="", default_plan=MemoryPlan(micro_batch_rows=1),
+        request=request, device="cuda", dtype="float32", num_threads=1, data_folder="", validation_folder=None,
+        pad_token_id=0, default_plan=MemoryPlan(micro_batch_rows=1),
     )  # fmt: skip
     model = ModelNumbers(num_parameters=10_000_000, num_layers=8, hidden_size=256, vocab_size=32_000)
     report = EnvironmentReport(
@@ -32,5 +32,5 @@ def test_a_remote_model_gets_its_way_out_without_being_fetched_again() -> None:
     failure = OutOfMemory(memory="device", evidence=Evidence(phase="forward", batch_index=3, limit_bytes=3 * 10**9))
     error = MemoryService(spec, journal, NoProgress()).exhausted(failure, MemoryExhausted("out of memory", remedy="None."))  # type: ignore[arg-type]
     assert error.exit_code == 78
-    for way in ("One row of 512 tokens", "data.sequence_length: 256", "parallel.offload_optimizer: cpu", "model.lora"):
+    for way in ("One row of 512 tokens", "data.sequence_length: 256", "parallel.offload_optimizer: cpu"):
         assert way in str(error)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, cast
 
+from mem_core.domain.capabilities import is_convertible
 from mem_core.domain.errors import RequestError
 from mem_core.domain.request import RuntimeRequest, shown_request
 
@@ -11,6 +12,8 @@ ALLOWED_CHANGES = (
     "memory.mode", "memory.budget", "memory.high_watermark", "memory.low_watermark",
 )  # fmt: skip
 RESHARD_CHANGES = ("parallel.num_ranks", "parallel.zero_stage")
+# At ZeRO stage 0 older versions took the wish and left it out; it is refused now, and a run born with it goes on without it.
+NEVER_DONE = ("parallel.offload_optimizer",)
 
 
 def reconcile(stored: RuntimeRequest, asked: RuntimeRequest, *, allow_reshard: bool = False) -> RuntimeRequest:
@@ -25,10 +28,11 @@ def reconcile(stored: RuntimeRequest, asked: RuntimeRequest, *, allow_reshard: b
     old, new = shown_request(stored).model_dump(mode="json"), shown_request(asked).model_dump(mode="json")
     horizon = _frozen_horizon(old, asked)
     new["training"]["schedule_steps"] = horizon
-    allowed_changes = ALLOWED_CHANGES + (RESHARD_CHANGES if allow_reshard else ())
+    stages = stored.parallel.zero_stage, asked.parallel.zero_stage
+    allowed_changes = ALLOWED_CHANGES + (RESHARD_CHANGES if allow_reshard else ()) + (NEVER_DONE if stages == (0, 0) else ())
     for path, before, after in _differences(old, new):
         if not any(path == allowed or path.startswith(allowed + ".") for allowed in allowed_changes):
-            convert = "convert its checkpoint with --allow-reshard, " if path in RESHARD_CHANGES else ""
+            convert = "convert its checkpoint with --allow-reshard, " if path in RESHARD_CHANGES and is_convertible(*stages) else ""
             raise RequestError(
                 f"run {stored.run_id} was born with {before!r} and cannot change it on resume",
                 field=path,

@@ -46,6 +46,12 @@ def start_ticks(pid: int) -> int | None:
     return None if fields[0] in ("Z", "X") else int(fields[19])
 
 
+def memory_lines() -> tuple[str, ...]:
+    """What the kernel says of this process's memory and threads, a fact a line."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        return tuple(" ".join(line.split()) for line in file if line.startswith(("Vm", "Rss", "Threads")))
+
+
 def boot_id() -> str:
     """Identity of this boot of this machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

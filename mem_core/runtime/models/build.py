@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mem_core.domain.capabilities import refusal
 from mem_core.domain.errors import InternalError, RequestError
 from mem_core.domain.request import ModelSection
 from mem_core.runtime.models.configuration import refused
@@ -27,7 +28,7 @@ def build_model(
     activation_checkpointing: bool,
     cache_dir: Path | None = None,
 ) -> "torch.nn.Module":
-    """A causal language model in training mode on the CPU, all weights trained, no key-value cache.
+    """A causal language model in training mode on the CPU, no key-value cache. Which of its weights train is for the caller to mark.
 
     A preset's weights are drawn in float32 from `seed` and are the same bits on every call and rank; a folder's come from its
     safetensors. `dtype` is float32, bfloat16 or float16. Torch's global random state is left as it was.
@@ -115,7 +116,7 @@ def save_pretrained_folder(
 
 def _check(model: ModelSection, sequence_length: int, dtype: str, cache_dir: Path | None) -> None:
     if model.lora is not None:
-        raise RequestError("low-rank adapters come with the fine-tuning issue", field="model.lora", remedy="Set model.lora to null for now")
+        raise refusal("lora", "model.lora", f"rank {model.lora.rank}")
     if dtype not in _DTYPES:
         raise RequestError("unknown number format", field="model.dtype", value=dtype, bound=", ".join(_DTYPES), remedy="Use one of these")
     positions = describe_model(model.source, cache_dir).max_positions
@@ -209,7 +210,7 @@ def _ready(module: Any, dtype: str, activation_checkpointing: bool) -> "torch.nn
                 remedy="Set model.activation_checkpointing to off",
             )
         module.activation_checkpointing_enable()
-    return module.train().requires_grad_(True)
+    return module.train()
 
 
 def _check_state(expected: Mapping[str, tuple[int, ...]], state: Mapping[str, "torch.Tensor"]) -> None:

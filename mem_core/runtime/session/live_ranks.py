@@ -1,6 +1,5 @@
 """The ranks of a run as they stand: forked, restored, at a position; or gone, and the next segment restores the last proven step."""
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,8 +7,7 @@ from mem_core.core.recovery.deadlines import PhaseTimes
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.events import CheckpointJudged
 from mem_core.infrastructure.telemetry.metrics import discard_metrics_after
-from mem_core.runtime.ranks.local.group import WorkerGroup
-from mem_core.runtime.ranks.local.processes import ForkServer
+from mem_core.runtime.ranks.port import RankGroup, Ranks, Watch
 from mem_core.runtime.ranks.worker.protocol import ReplayEvidence, WorkerSpec
 from mem_core.runtime.session.attempt import Attempt
 from mem_core.runtime.session.checkpoint_service import CheckpointService
@@ -20,7 +18,7 @@ from mem_core.runtime.session.memory_service import MemoryService
 class RanksSetup:
     """From what ranks are made, the same for every try of an attempt. `fresh` is where a run without any checkpoint starts."""
 
-    server: ForkServer
+    ranks: Ranks
     spec: WorkerSpec
     fresh: TrainingPosition
     memory_limit_bytes: int
@@ -52,9 +50,8 @@ class LiveRanks:
     standing: Standing
     times: PhaseTimes = field(default_factory=PhaseTimes)
     parameters: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    _group: WorkerGroup | None = None
-    _spent: WorkerGroup | None = None
-    _tries: int = 0
+    _group: RankGroup | None = None
+    _spent: RankGroup | None = None
 
     def locate(self) -> TrainingPosition:
         """Where the next segment starts: the engine's position, or that of the newest proven checkpoint."""
@@ -83,7 +80,7 @@ class LiveRanks:
         """No further step comes from these workers; they live on until their files are written and judged."""
         self._spent = self._group
 
-    def ready(self, bucket: str) -> WorkerGroup:
+    def ready(self, bucket: str) -> RankGroup:
         """Workers at the right step: those that live, else new ones from the newest proven checkpoint. Time goes into `bucket`.
 
         Raises:
@@ -95,24 +92,15 @@ class LiveRanks:
             self.checkpoints.wait_judged()  # its writers die with it
         self.lose()
         self.checkpoints.wait_idle()
-        self._tries += 1
         with self.attempt.ledger.bucket(bucket):
             return self._restore()
 
-    def _restore(self) -> WorkerGroup:
+    def _restore(self) -> RankGroup:
         folder, position = self._resume_point()
         position = self.memory.restored(position)
         self.standing.position = None  # until the engine stands there
-        self._group = WorkerGroup(
-            self.setup.server,
-            self.setup.spec,
-            self.attempt.state.folder / "live" / f"{os.getpid()}",
-            self._tries,
-            self.attempt.request.resilience.hang_factor,
-            on_record=self.memory.record,
-            memory_limit_bytes=self.setup.memory_limit_bytes,
-            times=self.times,
-        )
+        watch = Watch(on_record=self.memory.record, memory_limit_bytes=self.setup.memory_limit_bytes, times=self.times)
+        self._group = self.setup.ranks.start(self.setup.spec, watch)
         ready = self._group.restore(str(folder) if folder is not None else None, position, self.standing.reached_batch)
         self.parameters = ready.parameters
         self.standing.position = position
@@ -127,7 +115,7 @@ class LiveRanks:
             self.attempt.progress.note(f"old metrics could not be removed: {exc}")
 
     @property
-    def group(self) -> WorkerGroup | None:
+    def group(self) -> RankGroup | None:
         """The workers, where any live."""
         return self._group
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from mem_core.core.doctor.changes import offload
 from mem_core.core.memory.fit import exhausted_remedy
 from mem_core.core.memory.ladder import MicroBatch, PlanBounds, largest_micro_batch, merge_changes, shrink_plan
 from mem_core.core.run.fold import fold_state
@@ -48,7 +49,7 @@ class MemoryService:
                 most_rows=share if asked == "auto" else min(share, asked),
                 longest_tokens=padded_length(longest, request.data.sequence_length),
                 may_checkpoint=request.model.activation_checkpointing != "off",
-                may_offload=self._spec.device == "cuda" and request.parallel.zero_stage >= 1,
+                may_offload=bool(offload(request, self._model, self._spec.device)),
             )
         return self._bounds
 

@@ -8,7 +8,7 @@ from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.events import Event, FaultMet, SegmentEnded, SegmentStarted
 from mem_core.domain.plan import Hyperparams
 from mem_core.domain.segment import Evidence, NonFinite, SaveFailed, SegmentCompleted, SegmentFailure, SegmentInterrupted, describe_failure
-from mem_core.runtime.ranks.local.group import GroupFailed, WorkerGroup
+from mem_core.runtime.ranks.port import GroupFailed, RankGroup
 from mem_core.runtime.ranks.worker.protocol import SegmentDone, Train
 from mem_core.runtime.session.attempt import Attempt
 from mem_core.runtime.session.checkpoint_service import BornWith, CheckpointService, PendingSave
@@ -42,7 +42,7 @@ class SegmentService:
         self.attempt.state.emit(event)
         self.pace.add(event)
 
-    def _ready_group(self) -> WorkerGroup:
+    def _ready_group(self) -> RankGroup:
         return self.ranks.ready("restart" if self.watch.recovering else "restore")
 
     # -- one try --------------------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ class SegmentService:
         spike = NonFinite(what="loss_spike", batch_index=batch, sample_ids=self.skips.samples_of(batch), evidence=evidence)
         raise self._failed(segment_index, spike)
 
-    def _drive(self, group: WorkerGroup, segment_index: int, until_step: int, hyperparams: Hyperparams, staging: Path) -> SegmentDone:
+    def _drive(self, group: RankGroup, segment_index: int, until_step: int, hyperparams: Hyperparams, staging: Path) -> SegmentDone:
         self.attempt.ledger.enter("productive")
         section, step = self.attempt.request.checkpoint, self.ranks.locate().applied_steps
         replay_of = (step or None) if section.validation == "replay" else None
@@ -111,7 +111,7 @@ class SegmentService:
     # -- endings --------------------------------------------------------------------------------------------------------
 
     def _completed(
-        self, segment_index: int, before: TrainingPosition, done: SegmentDone, staging: Path, group: WorkerGroup
+        self, segment_index: int, before: TrainingPosition, done: SegmentDone, staging: Path, group: RankGroup
     ) -> SegmentCompleted | SegmentInterrupted:
         self.standing.position = done.position
         step = done.position.applied_steps

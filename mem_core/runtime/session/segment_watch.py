@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from mem_core.domain.events import Recovered
 from mem_core.domain.segment import SegmentFailure
-from mem_core.runtime.ranks.local.heartbeat import Heartbeat
+from mem_core.runtime.ranks.port import Heartbeat
 from mem_core.runtime.session.attempt import Attempt
 from mem_core.runtime.session.live_ranks import Standing
 from mem_core.runtime.session.notices import Notices

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Literal, cast
 
-from mem_core.domain.errors import DataError, RequestError
+from mem_core.domain.capabilities import PARQUET, refusal
+from mem_core.domain.errors import DataError
 from mem_core.domain.units import Value
 
 STDLIB_SOURCE = "stdlib:"
@@ -43,7 +44,7 @@ def resolve_files(sources: Iterable[str], data_format: str, field: str) -> tuple
 
     Raises:
         DataError: nothing there, a folder, or not readable.
-        RequestError: a format that is not supported yet.
+        RequestError: a format that this build cannot read.
     """
     return tuple(file for source in sources for file in _resolve(source, data_format, field))
 
@@ -95,14 +96,8 @@ def unchanged(file: SourceFile) -> bool:
 
 def _kind(path: str, data_format: str, field: str) -> Literal["text", "jsonl"]:
     suffix = PurePosixPath(path).suffix.lower()
-    if data_format == "parquet" or (data_format == "auto" and suffix == ".parquet"):
-        raise RequestError(
-            "parquet is not supported yet; it comes with the fine-tuning issue",
-            field=field,
-            value=path,
-            bound="text, jsonl",
-            remedy="Convert the file to JSONL",
-        )
+    if data_format == "parquet" or (data_format == "auto" and suffix == PARQUET):
+        raise refusal("parquet", field, path)
     if data_format == "auto":
         return "jsonl" if suffix in _JSONL_SUFFIXES else "text"
     return cast(Literal["text", "jsonl"], data_format)

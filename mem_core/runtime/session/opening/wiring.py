@@ -1,11 +1,9 @@
 """From a held run and its data to a session: which part gets which other parts."""
 
-import os
-from dataclasses import replace
-
+from mem_core.core.policy.local_policy_engine import request_values
 from mem_core.core.run.state_manager import RunRecord
 from mem_core.domain.checkpoint import CheckpointExpectation, TrainingPosition
-from mem_core.domain.environment import EnvironmentReport
+from mem_core.domain.plan import MemoryPlanChange
 from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.settings import child_environment
 from mem_core.runtime.checkpoint_manager.inspection.validator import IntegrityValidator
@@ -15,6 +13,7 @@ from mem_core.runtime.data.values import PreparedData
 from mem_core.runtime.proof.replay_service import ReplayService
 from mem_core.runtime.proof.reshard_service import ReshardService, reshard_run
 from mem_core.runtime.proof.validator_process import ValidatorProcess
+from mem_core.runtime.ranks.port import Ranks
 from mem_core.runtime.ranks.worker.protocol import WorkerSpec
 from mem_core.runtime.session.advice_service import AdviceService
 from mem_core.runtime.session.attempt import Attempt
@@ -22,16 +21,18 @@ from mem_core.runtime.session.checkpoint_service import BornWith, CheckpointServ
 from mem_core.runtime.session.ending import Ending
 from mem_core.runtime.session.live_ranks import LiveRanks, RanksSetup, Standing
 from mem_core.runtime.session.memory_service import MemoryService
-from mem_core.runtime.session.opening import Held
-from mem_core.runtime.session.prepare_service import with_model_at_hand
+from mem_core.runtime.session.opening.prepare_service import with_model_at_hand
+from mem_core.runtime.session.opening.stages import Held
 from mem_core.runtime.session.run_session import RunSession, folded_limits
 from mem_core.runtime.session.segment_service import SegmentService
 from mem_core.runtime.session.segment_watch import SegmentWatch
 from mem_core.runtime.session.skip_list import SkipList
 
 
-def wire(held: Held, request: RuntimeRequest, data: PreparedData, record: RunRecord) -> RunSession:
-    """Everything of one attempt. Brings a newer checkpoint from the mirror and converts to another shape where that is due.
+def wire(held: Held, ranks: Ranks, request: RuntimeRequest, data: PreparedData, record: RunRecord) -> RunSession:
+    """Everything of one attempt, whose ranks live where `ranks` starts them.
+
+    Brings a newer checkpoint from the mirror and converts to another shape where that is due.
 
     Raises:
         StoreUnavailable, RunHeld: the mirror cannot be used. RequestError, NoValidCheckpoint: the conversion is not possible or not proven.
@@ -44,27 +45,30 @@ def wire(held: Held, request: RuntimeRequest, data: PreparedData, record: RunRec
     spec = _worker_spec(held, with_model_at_hand(request, held.order.settings), data, record)
     skips = SkipList(spec, held.state)
     if record != held.state.record():
-        _reshard(held, manager, spec, record, skips)
+        _reshard(held, ranks, manager, spec, record, skips)
     failures, highest_step, pace = folded_limits(held.state)
     standing = Standing(highest_step=highest_step)
     memory = MemoryService(spec, held.state, attempt.progress)
-    fresh = TrainingPosition(applied_steps=0, batch_index=0, memory_plan_changes=held.order.options.first_plan_changes)
-    ranks = LiveRanks(attempt, RanksSetup(held.server, spec, fresh, limit_bytes), checkpoints, memory, standing)
+    fresh = fresh_position(request, held.order.options.first_plan_changes)
+    live = LiveRanks(attempt, RanksSetup(ranks, spec, fresh, limit_bytes), checkpoints, memory, standing)
     segments = SegmentService(
         attempt=attempt,
-        ranks=ranks,
+        ranks=live,
         checkpoints=checkpoints,
         skips=skips,
         watch=SegmentWatch(attempt, standing, limit_bytes),
         pace=pace,
         born_with=BornWith(environment.versions, data.fingerprint),
     )
-    live = held.state.folder / "live" / f"{os.getpid()}-replay"
-    validator.replay = ReplayService(
-        held.server, spec, live, ranks.replay_evidence, lambda: skips.batches, lambda: segments.failed_batches
-    )  # fmt: skip
-    ending = Ending(attempt, segments, validator, held.server, held.remote)
+    validator.replay = ReplayService(ranks, spec, live.replay_evidence, lambda: skips.batches, lambda: segments.failed_batches)
+    ending = Ending(attempt, segments, validator, ranks, held.remote)
     return RunSession(attempt, segments, checkpoints, _advice(attempt, held, record), ending, failures)
+
+
+def fresh_position(request: RuntimeRequest, first_plan_changes: tuple[MemoryPlanChange, ...] = ()) -> TrainingPosition:
+    """Step 0. An engine is built with these values, before the first decision: the loss scale is taken there and never again."""
+    values = request_values(request)
+    return TrainingPosition(applied_steps=0, batch_index=0, hyperparams=values, memory_plan_changes=first_plan_changes)
 
 
 def _key(held: Held) -> bytes | None:
@@ -92,11 +96,10 @@ def _checkpoints(held: Held, manager: CheckpointManager, limit_bytes: int) -> Ch
     return CheckpointService(manager, held.state.folder, limit_bytes, remote.submit, lambda: remote.catch_up(manager) is not None)
 
 
-def _reshard(held: Held, manager: CheckpointManager, spec: WorkerSpec, record: RunRecord, skips: SkipList) -> None:
+def _reshard(held: Held, ranks: Ranks, manager: CheckpointManager, spec: WorkerSpec, record: RunRecord, skips: SkipList) -> None:
     environ = child_environment(held.order.settings, device="cpu")
-    live = held.state.folder / "live" / f"{os.getpid()}-reshard"
     told = held.order.options.on_converted
-    service = ReshardService(manager, held.server, spec, live, environ, held.state.emit, _key(held), told, skips.batches)
+    service = ReshardService(manager, ranks, spec, environ, held.state.emit, _key(held), told, skips.batches)
     reshard_run(service, held.state, record, held.remote.submit if held.remote is not None else lambda step, folder: None)
 
 
@@ -108,10 +111,9 @@ def _advice(attempt: Attempt, held: Held, record: RunRecord) -> AdviceService:
 
 
 def _worker_spec(held: Held, request: RuntimeRequest, data: PreparedData, record: RunRecord) -> WorkerSpec:
-    environment: EnvironmentReport = held.examined.environment
-    spec = WorkerSpec(
-        request=request, rank=0, num_ranks=request.parallel.num_ranks, device=environment.device, dtype=environment.dtype,
-        num_threads=record.threads_per_rank, data_folder=data.train_dir, validation_folder=data.validation_dir,
-        pad_token_id=data.pad_token_id, rendezvous="", heartbeat_path="", board_path="", default_plan=record.default_plan,
+    environment = held.examined.environment
+    return WorkerSpec(
+        request=request, device=environment.device, dtype=environment.dtype, num_threads=record.threads_per_rank,
+        data_folder=data.train_dir, validation_folder=data.validation_dir, pad_token_id=data.pad_token_id,
+        default_plan=record.default_plan, on_built=held.order.options.on_built,
     )  # fmt: skip
-    return replace(spec, on_built=held.order.options.on_built)
