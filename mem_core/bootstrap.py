@@ -16,12 +16,12 @@ from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.events import DoctorReported, Noted
 from mem_core.domain.plan import MemoryPlan
-from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.request import RuntimeRequest, shown_request
+from mem_core.domain.secrets import unsigned
 from mem_core.infrastructure.machine.observe import observe_machine
 from mem_core.infrastructure.machine.store import is_remote, local_path
 from mem_core.infrastructure.planner.background import BackgroundAdvice
 from mem_core.infrastructure.planner.build import build_planner
-from mem_core.infrastructure.request.errors import refuse_passwords
 from mem_core.infrastructure.request.policy_file import load_policy_file
 from mem_core.infrastructure.settings import Settings, child_environment
 from mem_core.infrastructure.storage.disk import OsDisk
@@ -54,20 +54,18 @@ def live_root(request: RuntimeRequest, settings: Settings) -> Path:
     """The local folder that holds live run folders: the store itself, or a cache of it where the store is remote."""
     if not is_remote(request.store):
         return local_path(request.store)
-    name = "".join(character if character.isalnum() else "-" for character in request.store).strip("-")
+    name = "".join(character if character.isalnum() else "-" for character in unsigned(request.store)).strip("-")
     return settings.mem_home / "live" / name
 
 
 def examine(order: RunOrder) -> Examined:
     """Doctor: look, judge, report. Changes nothing.
 
-    Planner and policy engine are built before anything is written, so that a mistake in them, or a secret, leaves no trace.
+    Planner and policy engine are built before anything is written, so that a mistake in them leaves no trace.
 
     Raises:
-        MemError: the first failing kind in the order of the exit codes. RequestError: planner or policy file cannot be used, or a
-            URL of the request carries a password.
+        MemError: the first failing kind in the order of the exit codes. RequestError: planner or policy file cannot be used.
     """
-    refuse_passwords(order.request.model_dump(mode="json"))
     engine = policy_engine(order.request.policy.file)
     planner = _planner(order)
     options = order.options
@@ -215,7 +213,7 @@ def _refuse_other_life(held: Held, record: RunRecord) -> None:
 def _with_allowed_changes(record: RunRecord, request: RuntimeRequest) -> RunRecord:
     """What the run is now: more steps and the other changes that `reconcile` let pass, so that reports and drills see them. The shape
     stays: it changes when a converted checkpoint has proven itself."""
-    return record.model_copy(update={"request": with_shape(request, *shape_of(record.request))})
+    return record.model_copy(update={"request": shown_request(with_shape(request, *shape_of(record.request)))})
 
 
 def _born(asked: RuntimeRequest, environment: EnvironmentReport, data: PreparedData, model: ModelFacts) -> RunRecord:

@@ -2,8 +2,9 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from mem_core.domain.secrets import clean_text
 from mem_core.domain.units import Value
 
 Severity = Literal["ok", "notice", "warning", "failure"]
@@ -21,6 +22,12 @@ class Finding(Value):
     needed: str = ""
     remedy: str = ""
     exit_code: int = 0
+
+    @field_validator("observed", "needed", "remedy", mode="before")
+    @classmethod
+    def _printable(cls, value: object) -> object:
+        """It is printed, stored and served, and names whatever was found."""
+        return clean_text(value) if isinstance(value, str) else value
 
 
 class MemoryBudget(Value):

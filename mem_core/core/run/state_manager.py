@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,10 +18,13 @@ from pydantic import ValidationError
 
 from mem_core.core.run.record import RECORD_NAME, SEAL_NAME, RunRecord, plain_text, read_record, refuse_lost_record, seal, sealed_text
 from mem_core.domain.errors import RunHeld, StoreUnavailable
-from mem_core.domain.events import GENESIS_SHA256, AttemptStarted, Event, JournalLine, Noted, SegmentStarted
+from mem_core.domain.events import GENESIS_SHA256, AttemptStarted, Event, JournalLine, Noted, PolicyDecided, SegmentStarted
+from mem_core.domain.request import shown_request
+from mem_core.domain.secrets import hide_in_urls, in_texts
 from mem_core.domain.units import Value
 from mem_core.infrastructure.machine.process_facts import boot_id, start_ticks
 from mem_core.infrastructure.storage.journal_file import append_line
+from mem_core.infrastructure.storage.writing import SHARED, replace_text
 
 LEASE_S = 30.0
 
@@ -53,17 +55,9 @@ class Lease(Value):
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace a small file as a whole: a reader sees the old or the new text, after a crash too."""
-    temporary = ""
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        replace_text(path, text)
     except OSError as exc:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
         raise StoreUnavailable(
             "cannot write", field="store", value=f"{path}: {exc.strerror}", remedy="Free space or give a writable store."
         ) from exc
@@ -128,7 +122,7 @@ class StateManager:
         if raw:
             self._previous_sha256 = hashlib.sha256(raw[-1]).hexdigest()
         try:
-            os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+            os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, SHARED))
         except FileExistsError as exc:
             raise RunHeld(
                 f"run {self.run_id} was taken by another start in the same moment", remedy="Wait for it, or use another run_id."
@@ -185,12 +179,14 @@ class StateManager:
     def emit(self, event: Event) -> JournalLine:
         """Append one event, durably. The line carries the SHA-256 of the line before it."""
         with self._lock:
-            line = JournalLine(
-                sequence=self._num_lines,
-                time_unix_s=self._clock(),
-                attempt=self.attempt,
-                previous_sha256=self._previous_sha256,
-                event=event,
+            line = _without_secrets(
+                JournalLine(
+                    sequence=self._num_lines,
+                    time_unix_s=self._clock(),
+                    attempt=self.attempt,
+                    previous_sha256=self._previous_sha256,
+                    event=event,
+                )
             )
             raw = line.model_dump_json().encode()
             try:
@@ -229,8 +225,8 @@ class StateManager:
         return record
 
     def write_record(self, record: RunRecord) -> None:
-        """Store what this run is: the sealed copy first, which decides from then on."""
-        text = record.model_dump_json(indent=2)
+        """Store what this run is, without signatures of URLs: the sealed copy first, which decides from then on."""
+        text = record.model_copy(update={"request": shown_request(record.request)}).model_dump_json(indent=2)
         write_atomically(self.folder / SEAL_NAME, seal(text))
         write_atomically(self.folder / RECORD_NAME, text)
 
@@ -251,6 +247,14 @@ def read_lease(folder: Path) -> Lease | None:
         return Lease.model_validate(json.loads((folder / "lease.json").read_text()))
     except (OSError, ValueError):
         return None
+
+
+def _without_secrets(line: JournalLine) -> JournalLine:
+    """The line to be written. A decision stays as it is: it is recomputed from the very words of the advice, which hold no key."""
+    raw = line.model_dump_json()
+    if isinstance(line.event, PolicyDecided) or hide_in_urls(raw) == raw:
+        return line
+    return JournalLine.model_validate_json(json.dumps(in_texts(json.loads(raw), hide_in_urls)))
 
 
 def _held(lease: Lease) -> RunHeld:

@@ -11,6 +11,7 @@ import pickletools
 import re
 import zipfile
 from pathlib import Path
+from typing import Any, Literal
 
 _TENSOR_REBUILDERS = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter")
 _STORAGES = ("Byte", "Char", "Short", "Int", "Long", "Half", "Float", "Double", "Bool", "BFloat16")
@@ -119,6 +120,7 @@ def scan_pickle(program: bytes, allowed_globals: frozenset[str] = DEFAULT_ALLOWE
     """Reasons why this pickle must not be run; each names the opcode or the callable and its offset."""
     reasons: list[str] = []
     end = -1
+    stack = _Stack()
     try:
         for opcode, argument, position in pickletools.genops(program):
             if len(reasons) >= _MAX_LISTED:
@@ -133,8 +135,65 @@ def scan_pickle(program: bytes, allowed_globals: frozenset[str] = DEFAULT_ALLOWE
                 reasons.append(f"pickle protocol {argument}, torch.save writes {_PROTOCOL}")
             elif opcode.name == "STOP":
                 end = (position or 0) + 1
+            if not reasons and not stack.follow(opcode.name, argument):
+                reasons.append(f"{opcode.name} at byte {position} on what it is not for")
     except (ValueError, IndexError, KeyError, UnicodeDecodeError, OverflowError) as exc:
         reasons.append(f"not a readable pickle ({type(exc).__name__})")
     if not reasons and end != len(program):
         reasons.append("bytes after the end of the pickle")
     return tuple(reasons)
+
+
+# What stands on the stack, as far as it matters: a name that was looked up (a class or function), what a call made of one, the rest.
+_Kind = Literal["named", "made", "plain", "mark"]
+# Opcode -> how many it takes off and what it puts on. "to mark" are those that take all down to the last mark.
+_FIXED: dict[str, tuple[int, _Kind | None]] = {
+    "PROTO": (0, None), "STOP": (1, None), "MARK": (0, "mark"), "GLOBAL": (0, "named"), "BINPERSID": (1, "made"),
+    "TUPLE1": (1, "plain"), "TUPLE2": (2, "plain"), "TUPLE3": (3, "plain"),
+}  # fmt: skip
+_TO_MARK = frozenset({"TUPLE", "APPENDS", "SETITEMS"})
+
+
+class _Stack:
+    """Runs a pickle's opcodes on kinds instead of values.
+
+    A name by itself is harmless; what is done to it may not be. `BUILD` on a class sets attributes of that class for the whole
+    process, so that a file could change how everything is loaded after it; the unpickler of `weights_only` refuses that, DeepSpeed's
+    own loading does not.
+    """
+
+    def __init__(self) -> None:
+        self._items: list[_Kind] = []
+        self._memo: dict[int, _Kind] = {}
+
+    def follow(self, opcode: str, argument: Any) -> bool:
+        """Whether this may be done here. Raises IndexError or KeyError where the stack or the memo has nothing to do it to."""
+        match opcode:
+            case "BINPUT" | "LONG_BINPUT":
+                self._memo[int(argument)] = self._items[-1]
+            case "BINGET" | "LONG_BINGET":
+                self._items.append(self._memo[int(argument)])
+            case "REDUCE" | "NEWOBJ":
+                self._items.pop()
+                if self._items.pop() != "named":
+                    return False
+                self._items.append("made")
+            case "BUILD":
+                self._items.pop()
+                return self._items[-1] == "made"
+            case "APPEND" | "SETITEM":
+                del self._items[-1 if opcode == "APPEND" else -2 :]
+                return self._items[-1] in ("made", "plain")
+            case _ if opcode in _TO_MARK:
+                while self._items.pop() != "mark":
+                    pass
+                if opcode == "TUPLE":
+                    self._items.append("plain")
+                return self._items[-1] in ("made", "plain")
+            case _:
+                takes, puts = _FIXED.get(opcode, (0, "plain"))
+                for _ in range(takes):
+                    self._items.pop()
+                if puts is not None:
+                    self._items.append(puts)
+        return True
