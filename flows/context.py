@@ -12,8 +12,9 @@ from mem_core.core.run.fold import fold_state
 from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.errors import MemError, NoProgress, RequestError
 from mem_core.domain.request import RuntimeRequest
+from mem_core.infrastructure.machine.process_facts import refuse_lost_working_folder
 from mem_core.infrastructure.settings import Settings
-from mem_core.runtime.session.opening import Held, RunOrder
+from mem_core.runtime.session.opening.stages import Held, RunOrder
 from tasks.running import DRIVEN, DrivenRun
 
 KEY_VARIABLE = "MEM_PLANNER_KEY_FROM_BLOCK"
@@ -32,9 +33,14 @@ def first_start_unix_s() -> float:
     return start.timestamp() if start is not None else time.time()
 
 
-def request_of_run(request: RuntimeRequest, overrides: dict[str, Any] | None) -> RuntimeRequest:
-    """The request of the current flow run. Raises RequestError."""
-    return settled_request(request, overrides, deployed=is_deployed(), start_unix_s=first_start_unix_s())
+def request_of_run(request: RuntimeRequest, overrides: dict[str, Any] | None, *, refuse: bool = True) -> RuntimeRequest:
+    """The request of the current flow run; see `settled_request`.
+
+    Raises:
+        RequestError: it is wrong. EnvironmentUnfit: the process stands nowhere any more.
+    """
+    refuse_lost_working_folder()
+    return settled_request(request, overrides, deployed=is_deployed(), start_unix_s=first_start_unix_s(), refuse=refuse)
 
 
 def flow_run_name() -> str:
@@ -86,7 +92,7 @@ def shown_in_prefect(order: RunOrder) -> RunOrder:
         # A runner or worker sends a signal; without one, only the flow run's state tells of a cancel.
         pace=Pace(poll_s=10.0 if deployed else 2.0),
     )
-    return replace(order, progress=view.start())
+    return replace(order, progress=view.start(), options=replace(order.options, person_at_hand=True))
 
 
 def follow_run(run: DrivenRun) -> None:

@@ -5,25 +5,51 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from mem_core.domain.capabilities import refuse_unsupported
 from mem_core.domain.errors import RequestError
 from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.units import format_bytes
 from mem_core.infrastructure.machine.store import is_remote
-from mem_core.infrastructure.request.file import apply_overrides, build_request
+from mem_core.infrastructure.request.file import apply_overrides, parse_request
+
+MAX_SUBMITTED_BYTES = 65_536
 
 
-def settled_request(request: RuntimeRequest, overrides: Mapping[str, Any] | None, *, deployed: bool, start_unix_s: float) -> RuntimeRequest:
-    """The request with overrides applied.
+def refuse_large(parameters: Mapping[str, Any]) -> None:
+    """What is submitted is kept by Prefect, shown in its UI and sent to each worker: data does not belong into it.
+
+    Raises:
+        RequestError: more than MAX_SUBMITTED_BYTES as JSON.
+    """
+    plain = {name: value.model_dump(mode="json") if isinstance(value, RuntimeRequest) else value for name, value in parameters.items()}
+    size_bytes = {name: len(json.dumps(value, default=str, skipkeys=True).encode()) for name, value in plain.items() if value is not None}
+    if sum(size_bytes.values()) > MAX_SUBMITTED_BYTES:
+        raise RequestError(
+            "this is too large to be submitted",
+            field=max(size_bytes, key=lambda name: size_bytes[name]),
+            value=format_bytes(sum(size_bytes.values())),
+            bound=f"{format_bytes(MAX_SUBMITTED_BYTES)} in all",
+            remedy="Pass a path: write the rows to a file that the worker can read, and name it in data.train.",
+        )
+
+
+def settled_request(
+    request: RuntimeRequest, overrides: Mapping[str, Any] | None, *, deployed: bool, start_unix_s: float, refuse: bool = True
+) -> RuntimeRequest:
+    """The request with overrides applied. `refuse`: what this build cannot do is an error; the doctor says it among its findings.
 
     `{date}` and `{week}` in an overridden run_id become the day or ISO week of the flow run's first start, so that a weekly
     schedule trains anew each week, while late runs of one week and retries are the same run.
 
     Raises:
-        RequestError: an override or the result is wrong, or a deployment has a relative store.
+        RequestError: an override or the result is wrong or not supported, or a deployment has a relative store.
     """
     if overrides:
         named = {name: _dated(value, start_unix_s) if name == "run_id" else value for name, value in overrides.items()}
         pairs = [f"{name}={json.dumps(value)}" for name, value in named.items()]
-        request = build_request(apply_overrides(request.model_dump(mode="json"), pairs))
+        request = parse_request(apply_overrides(request.model_dump(mode="json"), pairs))
+    if refuse:
+        refuse_unsupported(request)
     if deployed:
         refuse_relative_store(request.store)
     return request

@@ -8,7 +8,7 @@ from prefect.exceptions import ParameterTypeError
 
 from mem_core.domain.errors import Interrupted, RequestError
 from mem_core.domain.request import RuntimeRequest
-from mem_core.infrastructure.request.file import build_request
+from mem_core.infrastructure.request.file import parse_request
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -21,7 +21,7 @@ class MemFlow(Flow[P, R]):
         """Raises RequestError (all that is wrong in one message) instead of pydantic's report."""
         request = parameters.get("request")
         if isinstance(request, dict):
-            parameters = {**parameters, "request": build_request(request)}
+            parameters = {**parameters, "request": parse_request(request)}  # overrides may still change it
         elif "request" in parameters and not isinstance(request, RuntimeRequest):
             raise RequestError(
                 "this is no request", field="request", value=type(request).__name__, remedy="Give a mapping of request fields."

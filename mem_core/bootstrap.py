@@ -36,12 +36,19 @@ from mem_core.runtime.data.values import PreparedData
 from mem_core.runtime.models.facts import ModelFacts, describe_model
 from mem_core.runtime.models.numbers import read_model_numbers
 from mem_core.runtime.ranks.local.processes import ForkServer
-from mem_core.runtime.session.opening import Examined, Held, Prepared, RunOrder
-from mem_core.runtime.session.orphans import with_orphans
-from mem_core.runtime.session.prepare_service import prepare_ops, prepare_tokens
-from mem_core.runtime.session.refusals import refuse_other_inputs, refuse_other_life, refuse_other_machine
+from mem_core.runtime.ranks.local.ranks import LocalRanks
+from mem_core.runtime.session.opening.engine_probe import probe_engine
+from mem_core.runtime.session.opening.orphans import with_orphans
+from mem_core.runtime.session.opening.prepare_service import prepare_ops, prepare_tokens
+from mem_core.runtime.session.opening.refusals import refuse_other_inputs, refuse_other_life, refuse_other_machine
+from mem_core.runtime.session.opening.stages import Examined, Held, Prepared, RunOrder
+from mem_core.runtime.session.opening.wiring import wire
 from mem_core.runtime.session.remote_service import RemoteService, fetch_record
-from mem_core.runtime.session.wiring import wire
+
+CHAOS_LEFT_OUT = (
+    "chaos is left out: training never hurts a run on purpose; mem drill REQUEST or the chaos-drill deployment does, "
+    "and compares with a twin"
+)
 
 
 def live_root(request: RuntimeRequest, settings: Settings) -> Path:
@@ -64,7 +71,8 @@ def examine(order: RunOrder) -> Examined:
     refuse_passwords(order.request.model_dump(mode="json"))
     engine = policy_engine(order.request.policy.file)
     planner = _planner(order)
-    report = examine_only(order.request, order.settings, allow_reshard=order.options.allow_reshard)
+    options = order.options
+    report = examine_only(order.request, order.settings, allow_reshard=options.allow_reshard, person_at_hand=options.person_at_hand)
     error = error_of(report)
     if error is not None:
         raise error
@@ -84,11 +92,16 @@ def _planner(order: RunOrder) -> BackgroundAdvice | None:
     return BackgroundAdvice(build_planner(section, default_base_url=order.settings.planner_base_url, api_key=key))
 
 
-def examine_only(request: RuntimeRequest, settings: Settings, *, allow_reshard: bool = False) -> EnvironmentReport:
-    """The doctor's report, whatever it says."""
+def examine_only(
+    request: RuntimeRequest, settings: Settings, *, allow_reshard: bool = False, person_at_hand: bool | None = None
+) -> EnvironmentReport:
+    """The doctor's report, whatever it says. `person_at_hand`: whether the run could put a question to a person; by default where a
+    Prefect server is configured, since the one that a command starts for itself is seen by nobody."""
+    asked = settings.prefect_api_url is not None if person_at_hand is None else person_at_hand
     observations = observe_machine(request, settings, run_root=live_root(request, settings), holder_of=observe_holder)
+    observations = observations.model_copy(update={"engine": probe_engine(request, settings)})
     model = read_model_numbers(request.model.source, settings.model_cache_dir)
-    report = EnvironmentDoctor().examine(request, observations, model, sniff_data(request))
+    report = EnvironmentDoctor().examine(request, observations, model, sniff_data(request), asked)
     report = with_orphans(report, lambda: remote_store(request, settings, RetryPolicy(attempts=1)), request.run_id)
     return allow_other_shape(report) if allow_reshard else report
 
@@ -113,7 +126,7 @@ def acquire(examined: Examined) -> Held:
         record = state.record()
         request = order.request
         if record is not None:
-            request = reconcile(record.request, request, allow_reshard=order.options.allow_reshard)
+            request = reconcile(record.request, request, allow_reshard=order.options.allow_reshard, as_born=order.options.as_born)
             refuse_other_machine(record, environment)
         remote = RemoteService(store, state, request.checkpoint, lambda why: _stop(order, why)) if store is not None else None
         server = order.options.server or start_fork_server(request, order.settings, environment)
@@ -129,9 +142,10 @@ def _journal_start(state: StateManager, examined: Examined) -> None:
     damage = check_journal(state.folder / "journal")
     state.start_attempt(None, note=f"{environment.device}, {environment.dtype}: {environment.device_reason}")
     state.emit(DoctorReported(report=environment))
-    if damage:
-        state.emit(Noted(text=str(damage)))
-        progress.note(str(damage))
+    for text in (str(damage) if damage else "", CHAOS_LEFT_OUT if examined.order.request.chaos is not None else ""):
+        if text:
+            state.emit(Noted(text=text))
+            progress.note(text)
     state.mend_record()
 
 
@@ -168,12 +182,12 @@ def start_fork_server(request: RuntimeRequest, settings: Settings, environment: 
 def prepare(held: Held) -> Prepared:
     """Ops and token shards; then wire the session. Raises DataError, EnvironmentUnfit, StoreUnavailable."""
     order, environment, state = held.order, held.examined.environment, held.state
+    record = state.record()
     with order.ledger.bucket("op_build"):
         prepare_ops(held.request, order.settings, environment.device, environment.max_build_jobs, order.progress.note)
     with order.ledger.bucket("data"):
         model = describe_model(held.request.model.source, order.settings.model_cache_dir)
-        data = prepare_tokens(held.request, order.settings, model.vocab_size, order.progress)
-    record = state.record()
+        data = prepare_tokens(held.request, order.settings, model.vocab_size, order.progress, record)
     if record is None:
         record = _born(held.request, environment, data, model)
         _refuse_other_life(held, record)  # before the folder says whose it is
@@ -186,7 +200,8 @@ def prepare(held: Held) -> Prepared:
     record = _with_allowed_changes(record, request)
     if record != state.record():
         state.write_record(record)
-    session = wire(held, request, data, reshaped(record, request, environment.threads_per_rank))
+    ranks = LocalRanks(held.server, state.folder / "live")
+    session = wire(held, ranks, request, data, reshaped(record, request, environment.threads_per_rank))
     return Prepared(held, data, model, session)
 
 
@@ -221,5 +236,6 @@ def _born(asked: RuntimeRequest, environment: EnvironmentReport, data: PreparedD
     return RunRecord(
         run_id=request.run_id, request=request, device=environment.device, dtype=environment.dtype, default_plan=plan,
         threads_per_rank=environment.threads_per_rank,
-        data_fingerprint=data.fingerprint, model_fingerprint=model.fingerprint, versions=environment.versions, born_unix_s=time.time(),
+        data_fingerprint=data.fingerprint, model_fingerprint=model.fingerprint, versions=environment.versions,
+        encoding=data.encoding, born_unix_s=time.time(),
     )  # fmt: skip

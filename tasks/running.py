@@ -17,7 +17,7 @@ from mem_core import bootstrap
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.errors import InternalError, Interrupted
 from mem_core.infrastructure.telemetry.progress import Progress
-from mem_core.runtime.session.opening import Examined, Held, OpeningOptions, Prepared, RunOrder, Stage, close_stage
+from mem_core.runtime.session.opening.stages import Examined, Held, OpeningOptions, Prepared, RunOrder, Stage, close_stage
 from mem_core.runtime.session.run_session import RunSession
 
 ECHO_S = 1.0

@@ -3,6 +3,7 @@
 Such tests share MEM_HOME (token shards, Prefect's template database); every run has a store of its own.
 """
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -25,10 +26,14 @@ MEM = Path(sys.executable).with_name("mem")
 
 @pytest.fixture(scope="session")
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    """torch, deepspeed and transformers imported once for all tests; takes 5 to 15 s. Knows the entries in tests/integration."""
+    """torch, deepspeed and transformers imported once for all tests; takes 5 to 15 s. Knows the entries in tests/integration.
+
+    Its ranks see relative paths from the repository's root, wherever the tests were started.
+    """
     entries = {"PYTHONPATH": str(Path(__file__).parent / "integration")}
     environment = child_environment(Settings.from_environment(), device="cpu", extra=entries)
-    server = ForkServer.start(environment, tmp_path_factory.mktemp("fork-server"))
+    with contextlib.chdir(Path(__file__).resolve().parents[1]):
+        server = ForkServer.start(environment, tmp_path_factory.mktemp("fork-server"))
     yield server
     server.close()
 

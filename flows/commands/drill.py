@@ -7,6 +7,7 @@ from pathlib import Path
 from mem_core.bootstrap import examine_only, live_root
 from mem_core.core.doctor.environment_doctor import error_of
 from mem_core.domain.errors import RequestError
+from mem_core.domain.fault_kinds import FAULT_KINDS, offered_kinds
 from mem_core.domain.request import ChaosSection, RuntimeRequest
 from mem_core.infrastructure.request.file import load_request
 from mem_core.infrastructure.settings import Settings
@@ -15,7 +16,6 @@ from mem_core.runtime.chaos.drill.report import DrillReport, text_report
 from mem_core.runtime.chaos.faults.faulty_names import MAKE_FAULTY
 from mem_core.runtime.chaos.faults.hostile_planner import LocalPlanner
 from mem_core.runtime.chaos.faults.store_relay import StoreRelay
-from mem_core.runtime.chaos.plan.kinds import FAULT_KINDS, offered_kinds
 from mem_core.runtime.chaos.plan.plan import kinds_that_fit, plan_faults
 
 MAX_RUN_ID = 64
@@ -42,7 +42,7 @@ def carry_out_drill(request: RuntimeRequest, seed: int | None = None) -> DrillRe
     settings = Settings.from_environment()
     section = request.chaos or ChaosSection()
     section = section if seed is None else section.model_copy(update={"seed": seed})
-    environment = examine_only(request.model_copy(update={"chaos": None}), settings)
+    environment = examine_only(request, settings)
     error = error_of(environment)
     if error is not None:
         raise error

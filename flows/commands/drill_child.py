@@ -6,7 +6,7 @@ As a program: `python -m flows.commands.drill_child OWNER_PID ON_BUILT REQUEST.j
 import os
 import sys
 
-from mem_core.runtime.ranks.local.fork_server import die_with_parent
+from mem_core.infrastructure.machine.process_ties import die_with_parent
 
 
 def main(argv: list[str]) -> int:

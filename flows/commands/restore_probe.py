@@ -15,10 +15,10 @@ from flows.commands.checkpoints import UNCHECKED, open_catalog, signature_key
 from mem_core.core.run.identity import read_identity
 from mem_core.domain.checkpoint import SIGNATURE_NAME, CheckpointManifest, CheckpointVerdict
 from mem_core.domain.errors import InternalError, MemError, NoValidCheckpoint
+from mem_core.infrastructure.machine.process_ties import die_with_parent
 from mem_core.infrastructure.settings import Settings
 from mem_core.runtime.checkpoint_manager.catalog import Catalog
 from mem_core.runtime.checkpoint_manager.inspection.validator import IntegrityValidator, Level, Replay
-from mem_core.runtime.ranks.local.fork_server import die_with_parent
 from mem_core.runtime.ranks.local.processes import ForkServer
 
 ROTATION_TRIES = 5

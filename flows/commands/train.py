@@ -23,7 +23,7 @@ from mem_core.infrastructure.machine.store import is_remote
 from mem_core.infrastructure.request.file import load_request
 from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.telemetry.progress import ProgressDisplay
-from mem_core.runtime.session.opening import OpeningOptions
+from mem_core.runtime.session.opening.stages import OpeningOptions
 from tasks.running import DRIVEN, Surroundings
 
 
@@ -46,13 +46,11 @@ def train(path: str, overrides: list[str], as_json: bool, allow_reshard: bool = 
         raise error
     progress = ProgressDisplay()
     progress.note("loading torch, DeepSpeed and Prefect (some 10 s; longer the first time)")
-    if request.chaos is not None:
-        progress.note("chaos is left out: mem train never hurts a run; mem drill REQUEST does, and compares with a twin")
     fork_server = start_fork_server(request, settings, report)
     server = None
     try:
         if not settings.prefect_api_url:
-            server = EmbeddedServer.start(settings, f"{live_root(request, settings)}/{request.run_id}")
+            server = EmbeddedServer.start(settings, f"{live_root(request, settings)}/{request.run_id}", note=progress.note)
             note_embedded(server)
             _configure_client(server.url)
             server.wait_ready()
@@ -108,6 +106,7 @@ def _drive(
 ) -> tuple[RunResult, MemError | None]:
     # Prefect prints each error twice with its whole traceback; the one message for people is ours.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    os.environ.setdefault("PREFECT_LOGGING_COLORS", "false")  # our standard error shows escape sequences as text
     from prefect.exceptions import ExternalSignal
 
     from flows.endurance_flow import endurance

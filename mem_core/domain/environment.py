@@ -72,6 +72,10 @@ class ModelNumbers(Value):
     )
     tokenizer_vocab_size: int | None = Field(default=None, ge=1, description="Number of tokens, added ones included; None means unknown.")
     tied: bool = False
+    added_losses: tuple[str, ...] = Field(
+        default=(), description="Settings of config.json by which the model adds to its loss, such as output_router_logits: true."
+    )
+    has_chat_template: bool | None = Field(default=None, description="None means unknown.")
 
 
 class DataFile(Value):
@@ -87,6 +91,7 @@ class DataNumbers(Value):
 
     files: tuple[DataFile, ...] = ()
     problems: tuple[str, ...] = Field(default=(), description="Patterns that match nothing, stores that do not answer.")
+    parquet: tuple[str, ...] = Field(default=(), description="Parquet files among them.")
     longest_row_tokens: int | None = Field(default=None, ge=1, description="Longest admissible row; None means sequence_length.")
 
 
@@ -135,6 +140,7 @@ class LockObservation(Value):
     age_s: float
     stale: bool
     reason: str = ""
+    owner_pid: int | None = None
 
 
 class BuildObservation(Value):
@@ -170,6 +176,24 @@ class SavedRun(Value):
     checkpoint_bytes: int = 0
 
 
+class EngineProblem(Value):
+    """What transformers or DeepSpeed says against a field of the request."""
+
+    field: str
+    problem: str
+    remedy: str
+
+
+class EngineObservation(Value):
+    """What building the model without weights, and reading the engine's configuration, came to in a process of its own."""
+
+    architecture: str = ""
+    attention: str = Field(default="", description="How the model computes attention; empty where it was not built.")
+    problems: tuple[EngineProblem, ...] = ()
+    died: str = Field(default="", description="The last words of a process that could not even import or answer.")
+    unknown: str = Field(default="", description="Why nothing is known: no time, no process.")
+
+
 class MachineObservations(Value):
     """Everything the doctor decides on, gathered at the edge; nothing here is a judgement."""
 
@@ -190,3 +214,4 @@ class MachineObservations(Value):
     saved: SavedRun | None = None
     leftovers: tuple[str, ...] = Field(default=(), description="Processes of earlier attempts of this run that are still alive.")
     stale_rank_variables: tuple[str, ...] = ()
+    engine: EngineObservation | None = Field(default=None, description="None where it had not to be asked.")

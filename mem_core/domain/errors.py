@@ -16,24 +16,27 @@ MemError
 
 from typing import ClassVar
 
+from mem_core.domain.printable import printable
+
 
 class MemError(Exception):
     """An ending that MEM foresaw. `str(error)` is one message: what, which value, which bound, the way out.
 
     `field`, `value` and `bound` name the offender where there is one; `remedy` is a sentence that says what to do. It is empty only
     where `problem` is the whole message of an error that was written down before.
-    Survives pickling, since it crosses process boundaries.
+    Survives pickling, since it crosses process boundaries. Control characters of the offender are shown as text: an error ends up on
+    terminals.
     """
 
     exit_code: ClassVar[int] = 70
     prefect_state: ClassVar[str] = "Failed"
 
     def __init__(self, problem: str, *, remedy: str, field: str = "", value: object = None, bound: str = "") -> None:
-        self.problem = problem
-        self.remedy = remedy
-        self.field = field
-        self.value = None if value is None else str(value)[:200]
-        self.bound = bound
+        self.problem = printable(problem)
+        self.remedy = printable(remedy)
+        self.field = printable(field)
+        self.value = None if value is None else printable(str(value))[:200]
+        self.bound = printable(bound)
         super().__init__(self._message())
 
     def _message(self) -> str:

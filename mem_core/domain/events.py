@@ -165,6 +165,8 @@ class Evaluated(Value):
     event: Literal["evaluated"] = "evaluated"
     step: int
     validation_loss: float
+    validation_rows: int | None = Field(default=None, description="Held-out rows that it is the loss of.")
+    validation_rows_total: int | None = Field(default=None, description="All held-out rows.")
 
 
 class TimeSpent(Value):

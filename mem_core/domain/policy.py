@@ -32,7 +32,8 @@ class PolicyDecision(Value):
     are the deterministic defaults of the request (after instability: none of them above the current value).
     `reason` is a stable word; `detail` is for people. `request_refused` tells the refusals that end the run (exit code 80)
     from those of a directive, after which training goes on. `proposed_hyperparams` is what a person would approve, set only
-    where an approval is missing or was refused. `applied_memory` is the plan's memory after the health gate.
+    where an approval is missing or was refused. `applied_memory` is the plan's memory after the health gate. `not_applicable` names
+    what was asked for and has no effect on this run.
     """
 
     allow: bool
@@ -198,6 +199,9 @@ class PolicyInputs(Value):
     health: SegmentHealth = SegmentHealth()
     history: PolicyHistory = PolicyHistory()
     bounds: PolicyBounds = PolicyBounds()
+    loss_scale_once: bool = Field(
+        default=False, description="A first loss scale counts in the first segment only. False in records of older versions."
+    )
 
 
 BUILT_IN_BOUNDS = PolicyBounds()

@@ -10,8 +10,9 @@ from mem_core.domain.units import Value
 RunStatus = Literal["completed", "interrupted", "failed", "running"]
 GOODPUT_BUCKETS = (
     "productive", "redone", "start", "op_build", "data", "save_stall", "restore", "restart", "oom_recovery", "evaluation",
-    "planner_wait", "validation_wait", "idle",
+    "planner_wait", "validation_wait", "idle", "between_attempts",
 )  # fmt: skip
+BETWEEN_ATTEMPTS = "between_attempts"  # nobody had asked for the run to go on: no loss of the machine's
 
 
 class FaultRecord(Value):
@@ -67,10 +68,15 @@ class PolicyCounts(Value):
 
 
 class Goodput(Value):
-    """Seconds by bucket; they sum to the wall time. `fraction` is productive ÷ all."""
+    """Seconds by bucket; they sum to the wall time. `fraction` is productive ÷ all in which an attempt lived."""
 
     fraction: float = 0.0
     seconds: dict[str, float] = {}
+
+    @property
+    def lived_s(self) -> float:
+        """Seconds in which an attempt lived: all but those between attempts."""
+        return sum(value for name, value in self.seconds.items() if name != BETWEEN_ATTEMPTS)
 
 
 class MemorySummary(Value):
@@ -96,6 +102,8 @@ class RunResult(Value):
     loss_first: float | None = None
     loss_last: float | None = None
     validation_loss: float | None = None
+    validation_rows: int | None = None
+    validation_rows_total: int | None = None
     tokens: int = 0
     tokens_per_s: float = 0.0
     restarts: int = 0
@@ -110,6 +118,13 @@ class RunResult(Value):
     device: str = ""
     report_url: str = ""
     run_folder: str = ""
+
+
+def rows_words(rows: int | None, rows_total: int | None) -> str:
+    """What a validation loss is the loss of: "1,107 rows", "2,048 of 90,000 rows, evenly spread"; empty where it was not written down."""
+    if rows is None or rows_total is None:
+        return ""
+    return f"{rows:,} rows" if rows >= rows_total else f"{rows:,} of {rows_total:,} rows, evenly spread"
 
 
 class RepeatedFailure(Value):

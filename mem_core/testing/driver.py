@@ -12,7 +12,7 @@ from mem_core.domain.segment import SegmentCompleted, SegmentInterrupted
 from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.telemetry.progress import NoProgress, Progress
 from mem_core.runtime.ranks.local.processes import ForkServer
-from mem_core.runtime.session.opening import OpeningOptions, Prepared, RunOrder, Stage, close_stage
+from mem_core.runtime.session.opening.stages import OpeningOptions, Prepared, RunOrder, Stage, close_stage
 from mem_core.runtime.session.run_loop import run_loop
 from mem_core.runtime.session.run_session import RetrySegment, RunSession
 

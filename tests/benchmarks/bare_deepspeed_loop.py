@@ -18,13 +18,14 @@ from mem_core.domain.request import ModelSection, TrainingSection
 from mem_core.runtime.data.serving.dataset import TokenDataset
 from mem_core.runtime.deepspeed.engine import build_optimizer, initialise_distributed
 from mem_core.runtime.models.build import build_model
+from mem_core.runtime.ranks.local.places import local_place
 
 
 def main(order: dict[str, object]) -> None:
     """Train `warmup` and then `steps` steps; time the latter."""
     torch.set_num_threads(int(str(order["threads"])))
     with tempfile.TemporaryDirectory() as scratch:
-        initialise_distributed(0, 1, "cpu", str(Path(scratch) / "rendezvous"))
+        initialise_distributed(local_place(Path(scratch), "cpu", 0, 1))
         batch, length = int(str(order["batch"])), int(str(order["sequence_length"]))
         model = build_model(ModelSection(source=str(order["model"])), length, 0, "float32", False).train()
         config = {

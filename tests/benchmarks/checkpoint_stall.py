@@ -37,18 +37,19 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> dict[str, float]:
     from mem_core.runtime.deepspeed.engine_config import engine_config
     from mem_core.runtime.deepspeed.snapshot import Snapshot
     from mem_core.runtime.models.build import build_model
+    from mem_core.runtime.ranks.local.places import local_place
     from mem_core.runtime.ranks.worker.protocol import Saved
 
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     torch.set_num_threads(1)
     request = RuntimeRequest.model_validate({"run_id": "stall", "model": {"source": arguments.model}, "parallel": {"zero_stage": 1}})
-    initialise_distributed(0, 1, "cpu", str(scratch / "rendezvous"))
+    initialise_distributed(local_place(scratch, "cpu", 0, 1))
     model = build_model(request.model, 64, 0, "float32", False)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     config = engine_config(request, "float32", MemoryPlan(micro_batch_rows=1), Hyperparams(), num_parameters)
     engine = Engine(model, config, request.training)
     ids = torch.from_numpy(np.arange(64)[None].astype(np.int64))
-    engine.backward(engine.forward(input_ids=ids).float().logsumexp(-1).mean())
+    engine.backward(engine.forward(input_ids=ids).logits.float().logsumexp(-1).mean())
     engine.step()
     ours_engine = engine.raw.checkpoint_engine
     scope = CheckpointScope(scratch / "run", "stall", 1, CheckpointSection(), CheckpointExpectation(num_ranks=1, zero_stage=1))

@@ -19,7 +19,9 @@ from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.machine.memory_probe import ProcessMeter
 from mem_core.runtime.memory.adaptive_memory import AdaptiveMemory
 from mem_core.runtime.ranks.local.board import Board
-from mem_core.runtime.ranks.local.memory_board import MemoryBoard
+from mem_core.runtime.ranks.local.places import local_place
+from mem_core.runtime.ranks.local.shared_page import SharedPage
+from mem_core.runtime.ranks.worker.device import open_device
 from mem_core.runtime.ranks.worker.protocol import WorkerSpec
 
 STEP_S = 0.005
@@ -29,11 +31,13 @@ def adaptive(folder: Path, budget_bytes: int | None) -> AdaptiveMemory:
     """As a rank has it, under a budget."""
     request = RuntimeRequest.model_validate({"run_id": "bench", "store": "/tmp", "device": "cpu", "memory": {"budget": budget_bytes}})
     spec = WorkerSpec(
-        request=request, rank=0, num_ranks=1, device="cpu", dtype="float32", num_threads=1, data_folder="", validation_folder=None,
-        pad_token_id=0, rendezvous="", heartbeat_path="", board_path="", default_plan=MemoryPlan(micro_batch_rows=8),
+        request=request, device="cpu", dtype="float32", num_threads=1, data_folder="", validation_folder=None,
+        pad_token_id=0, default_plan=MemoryPlan(micro_batch_rows=8),
     )  # fmt: skip
-    board = MemoryBoard(Board.create(folder / "board").page, 0, 1)
-    memory = AdaptiveMemory(spec, board, PlanBounds(most_rows=8, longest_tokens=128), lambda events: None)
+    place = local_place(folder, "cpu", 0, 1)
+    Board.create(Path(place.board_path))
+    agreement = SharedPage(place, spec.deadline_s)
+    memory = AdaptiveMemory(spec, place, open_device(place), agreement, PlanBounds(most_rows=8, longest_tokens=128), lambda events: None)
     memory.begin(TrainingPosition(applied_steps=0, batch_index=0), 0, None)
     return memory
 
@@ -59,11 +63,11 @@ def microseconds(memory: AdaptiveMemory, steps: int) -> tuple[float, float]:
 
 def agreement(folder: Path, steps: int) -> float:
     """Microseconds of one agreement of two ranks that are ready at the same time (here two threads that share an interpreter)."""
-    page = Board.create(folder / "page").page
+    Board.create(folder / "board")
 
     def run(rank: int) -> Callable[[], None]:
-        board = MemoryBoard(page, rank, 2)
-        return lambda: [board.agree(None, 30.0) for _ in range(steps)] and None
+        page = SharedPage(local_place(folder, "cpu", rank, 2), 30.0)
+        return lambda: [page.agree(None, undoable=True) for _ in range(steps)] and None
 
     threads = [threading.Thread(target=run(rank)) for rank in range(2)]
     started_s = time.perf_counter()

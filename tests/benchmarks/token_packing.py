@@ -16,6 +16,7 @@ import os
 import statistics
 import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,8 +26,10 @@ from mem_core.domain.request import RuntimeRequest
 from mem_core.runtime.data.serving.splits import split_batch
 from mem_core.runtime.deepspeed.engine import Engine, initialise_distributed
 from mem_core.runtime.deepspeed.engine_config import engine_config
+from mem_core.runtime.deepspeed.objective import NextToken
 from mem_core.runtime.deepspeed.passes import Passes
 from mem_core.runtime.models.build import build_model
+from mem_core.runtime.ranks.local.places import local_place
 
 SETTINGS = [("preset:llama-nano", 512), ("preset:llama-tiny", 1_024)]
 
@@ -81,7 +84,7 @@ def main() -> None:
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
         os.environ[name] = value
     with tempfile.TemporaryDirectory() as folder:
-        initialise_distributed(0, 1, "cpu", f"{folder}/rendezvous")
+        initialise_distributed(local_place(Path(folder), "cpu", 0, 1))
         for model, length in [(arguments.model, arguments.length)] if arguments.model else SETTINGS:
             arguments.model, arguments.length = model, length
             engine, request = build(arguments)
@@ -92,7 +95,7 @@ def main() -> None:
 def measure(engine: Engine, request: RuntimeRequest, arguments: argparse.Namespace) -> None:
     """Train every batch under both plans."""
     documents = Documents(long_tailed(arguments.rows * (arguments.batches + 1), arguments.length, seed=0))
-    passes = Passes(engine, documents, torch.device("cpu"), arguments.length, 0)  # type: ignore[arg-type]
+    passes = Passes(engine, documents, torch.device("cpu"), arguments.length, NextToken(0))  # type: ignore[arg-type]
     plans = {
         "fixed": MemoryPlan(micro_batch_rows=arguments.safe_rows),
         "in order": MemoryPlan(micro_batch_rows=arguments.safe_rows),

@@ -29,7 +29,7 @@ from mem_core.domain.segment import SegmentCompleted
 from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.telemetry.progress import ProgressView
 from mem_core.runtime.session.checkpoint_service import SaveResult
-from mem_core.runtime.session.opening import Prepared, RunOrder
+from mem_core.runtime.session.opening.stages import Prepared, RunOrder
 from tasks.running import DRIVEN
 
 STEPS = 1_000

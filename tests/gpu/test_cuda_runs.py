@@ -61,7 +61,7 @@ def test_the_allocator_and_the_device_are_read() -> None:
     """64 MiB more are 64 MiB more; the budget names the device's limit; nothing is measured by synchronising."""
     import torch
 
-    probe = CudaProbe()
+    probe = CudaProbe(0)
     torch.empty(1, device="cuda")
     probe.reset_peak()
     before = probe.usage()

@@ -26,9 +26,9 @@ class Poison:
         forward = runner.engine.forward
 
         def poisoned(**inputs: Any) -> Any:
-            logits = forward(**inputs)
+            output = forward(**inputs)
             if runner.position.batch_index != self.batch_index or self.failed() >= self.times:
-                return logits
+                return output
             time.sleep(self.delay_s)
             with Path(self.counter).open("a") as file:
                 file.write("x")
@@ -36,7 +36,8 @@ class Poison:
                 raise ValueError("a row that nobody can read")
             if self.how == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
-            return logits * (float("nan") if self.how == "nan" else 50.0)
+            output.logits = output.logits * (float("nan") if self.how == "nan" else 50.0)
+            return output
 
         runner.engine.forward = poisoned
 
@@ -61,5 +62,20 @@ class Slow:
             time.sleep(self.delay_s)
             return forward(**inputs)
 
-        if runner.spec.rank == self.rank:
+        if runner.place.rank == self.rank:
             runner.engine.forward = slow
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """A rank finds, once its engine is built, that it cannot train here. `counter` counts the processes that found it."""
+
+    counter: str
+
+    def __call__(self, runner: Any) -> None:
+        """Refuse as any part of MEM does."""
+        from mem_core.domain.errors import EnvironmentUnfit
+
+        with Path(self.counter).open("a") as file:
+            file.write("x")
+        raise EnvironmentUnfit("no such kernel", field="model.dtype", value="float16", bound="float32", remedy="Set model.dtype: float32.")

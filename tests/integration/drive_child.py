@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mem_core.domain.errors import MemError
 from mem_core.domain.request import RuntimeRequest
-from mem_core.runtime.ranks.local.fork_server import die_with_parent
+from mem_core.infrastructure.machine.process_ties import die_with_parent
 from mem_core.testing.driver import drive
 
 

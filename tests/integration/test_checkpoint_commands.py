@@ -19,7 +19,7 @@ from mem_core.domain.run import RunResult
 from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.storage.local import LocalStore
 from mem_core.infrastructure.storage.port import Store
-from mem_core.runtime.session.orphans import orphan_findings, with_orphans
+from mem_core.runtime.session.opening.orphans import orphan_findings, with_orphans
 
 TRAINING = {"max_steps": 10, "segment_steps": 5, "global_batch_size": 4, "warmup_steps": 2}
 Capture = pytest.CaptureFixture[str]

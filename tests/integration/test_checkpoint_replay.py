@@ -73,11 +73,11 @@ def _check_while_open(prepared) -> None:  # type: ignore[no-untyped-def]
         manager = session.checkpoints.manager
         manifest: CheckpointManifest = manager.newest_valid()
         assert manifest.step == 30
-        spec, folder = session.segments.ranks.setup.spec, session.folder / "live" / "test"
-        good = ReplayService(prepared.held.server, spec, folder, lambda step, deadline_s: None)
+        setup = session.segments.ranks.setup
+        good = ReplayService(setup.ranks, setup.spec, lambda step, deadline_s: None)
         assert good(manager.path_of(10), _manifest(manager.path_of(10))) == ()
         recorded = record((1.0, 1.0), (0.5, 0.5))
-        bad = ReplayService(prepared.held.server, spec, folder, lambda step, deadline_s: recorded)
+        bad = ReplayService(setup.ranks, setup.spec, lambda step, deadline_s: recorded)
         reasons = bad(manager.path_of(10), _manifest(manager.path_of(10)))
         assert len(reasons) == 4
         assert "loss of step 11" in reasons[0]

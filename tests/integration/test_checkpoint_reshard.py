@@ -14,7 +14,7 @@ from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.runtime.proof.reshard_service import differences
 from mem_core.runtime.ranks.worker.protocol import ReplayEvidence
-from mem_core.runtime.session.opening import OpeningOptions
+from mem_core.runtime.session.opening.stages import OpeningOptions
 
 TRAINING = {"segment_steps": 6, "global_batch_size": 4, "warmup_steps": 3, "schedule_steps": 18}
 Nano = Callable[..., RuntimeRequest]

@@ -15,6 +15,7 @@ from mem_core.runtime.data.serving.dataset import TokenDataset
 from mem_core.runtime.data.serving.order import sample_ids
 from mem_core.runtime.data.serving.shards import ShardWriter
 from mem_core.runtime.data.serving.splits import padded_length, split_batch
+from mem_core.runtime.deepspeed.objective import labels_of
 from mem_core.runtime.models.build import build_model
 
 LENGTHS = [3, 300, 17, 5, 130, 64, 2, 299, 40, 8]
@@ -39,7 +40,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TokenDataset]:
 
 def loss_sum(model: torch.nn.Module, batch: Batch, attention: bool = True) -> torch.Tensor:
     logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask if attention else None).logits
-    return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch.labels[:, 1:].flatten(), reduction="sum")
+    return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels_of(batch)[:, 1:].flatten(), reduction="sum")
 
 
 def gradients(model: torch.nn.Module, batches: list[Batch], trained_tokens: int, attention: bool = True) -> list[torch.Tensor]:
@@ -62,18 +63,14 @@ def test_any_split_gives_the_gradient_of_the_rows_one_by_one(dataset: TokenDatas
     trained_tokens = int(dataset.trained_tokens[ids].sum())
     reference = []
     for row, mask in dataset.rows(ids):
-        inputs, labels = (
-            torch.tensor([row.tolist()]),
-            torch.tensor([[t if m else -100 for t, m in zip(row.tolist(), mask.tolist(), strict=True)]]),
-        )
-        reference.append(Batch(inputs, labels, None))
+        reference.append(Batch(torch.tensor([row.tolist()]), torch.tensor([mask.tolist()]) != 0, None))
     expected = gradients(model, reference, trained_tokens)
     bucket = partial(padded_length, sequence_length=512)
     split = split_batch(dataset.lengths[ids], num_ranks, MemoryPlan(micro_batch_rows=rows, micro_batch_tokens=tokens), bucket)
     batches = [
         collate(dataset, ids, micro, bucket(int(dataset.lengths[ids[list(micro)]].max())), PAD_AND_END) for rank in split for micro in rank
     ]
-    assert sum(int((batch.labels[:, 1:] != -100).sum()) for batch in batches) == trained_tokens
+    assert sum(int((labels_of(batch)[:, 1:] != -100).sum()) for batch in batches) == trained_tokens
     assert furthest(gradients(model, batches, trained_tokens), expected) < 1e-6
     assert furthest(gradients(model, batches, trained_tokens, attention=False), expected) < 1e-6, "padding on the right needs no mask"
 

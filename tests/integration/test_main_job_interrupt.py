@@ -10,7 +10,7 @@ from mem_core.domain.errors import Interrupted
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.infrastructure.telemetry.progress import NoProgress
-from mem_core.runtime.session.opening import Prepared
+from mem_core.runtime.session.opening.stages import Prepared
 from mem_core.runtime.session.stop_flag import StopFlag
 
 pytestmark = pytest.mark.integration

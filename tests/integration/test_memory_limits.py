@@ -15,7 +15,7 @@ from mem_core.domain.errors import MemError, MemoryExhausted
 from mem_core.domain.events import Noted
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
-from mem_core.runtime.session.opening import Prepared
+from mem_core.runtime.session.opening.stages import Prepared
 from mem_core.testing.memory_faults import join_cgroup, kill_rank, limit_address_space
 from mem_core.testing.ports import distance, recorded, replaying, with_port
 

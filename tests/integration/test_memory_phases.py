@@ -13,7 +13,7 @@ from mem_core.domain.events import CheckpointJudged, Noted, SegmentEnded
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.domain.segment import OutOfMemory, SaveFailed
-from mem_core.testing.memory_faults import FailingLoad, fail_evaluation, fail_fork, fail_one_save, fired, leak
+from mem_core.testing.memory_faults import FailingLoad, fail_evaluation, fail_fork, fail_in_pieces, fail_one_save, fired, leak
 from mem_core.testing.ports import with_port
 
 pytestmark = pytest.mark.integration
@@ -62,6 +62,16 @@ def test_a_writer_out_of_memory_costs_one_checkpoint_and_no_step(drive: Drive, n
     assert digests(result) == digests(clean)
 
 
+def test_a_last_checkpoint_that_could_not_be_written_is_done_again(drive: Drive, nano: Nano, tmp_path: Path, clean: RunResult) -> None:
+    """Nothing comes after the last segment that could be saved in its stead: it is done again, and the run ends with a checkpoint."""
+    whole = {**TRAINING, "segment_steps": TRAINING["max_steps"]}
+    result = drive(nano("last", training=whole), options=with_port(partial(fail_one_save, marker=tmp_path / "failed")))
+    assert (result.status, result.applied_steps, result.checkpoints.validated) == ("completed", TRAINING["max_steps"], 1)
+    newest = max((tmp_path / "last" / "checkpoints").glob("step-*"))
+    assert int(newest.name.removeprefix("step-")) == TRAINING["max_steps"]
+    assert digests(result) == digests(clean)
+
+
 def test_a_load_out_of_memory_is_tried_again_under_the_same_plan(drive: Drive, nano: Nano, tmp_path: Path, clean: RunResult) -> None:
     """A smaller micro-batch does not make a checkpoint smaller: the load is tried again, named as what it is, and nothing shrinks."""
     port = FailingLoad(tmp_path, times=1, kill_at_batch=15)
@@ -79,7 +89,7 @@ def test_a_load_that_never_fits_ends_the_run_and_says_what_would_fit(drive: Driv
     with pytest.raises(MemoryExhausted, match="in restore") as error:
         drive(nano("stuck", training=TRAINING), options=with_port(port))
     assert len(list(tmp_path.glob("load-*"))) <= 3
-    assert "model.lora" in str(error.value)
+    assert "What would fit: data.sequence_length: 64" in str(error.value)
 
 
 def test_an_evaluation_that_does_not_fit_is_done_in_smaller_passes(drive: Drive, nano: Nano, tmp_path: Path, clean: RunResult) -> None:
@@ -91,6 +101,18 @@ def test_an_evaluation_that_does_not_fit_is_done_in_smaller_passes(drive: Drive,
     assert result.validation_loss == pytest.approx(clean.validation_loss, rel=1e-6)
     assert (result.restarts, result.ooms_fatal, result.memory.plan_changes) == (0, 0, ())
     assert digests(result) == digests(clean)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_device_whose_memory_is_in_pieces(times: int, drive: Drive, nano: Nano, tmp_path: Path, clean: RunResult) -> None:
+    """First a fresh process with another allocator and the same micro-batch, so the same bits; if that fails too, a smaller one."""
+    port = partial(fail_in_pieces, batch_index=13, times=times, folder=tmp_path)
+    result = drive(nano("pieces", training=TRAINING), options=with_port(port))
+    assert fired(tmp_path, "in-pieces") == times
+    assert (result.status, result.restarts, result.ooms_fatal) == ("completed", 1, 0)
+    assert sum("expandable_segments:True" in event.text for event in events(result, Noted)) == 1
+    assert len(result.memory.plan_changes) == times - 1
+    assert times == 2 or digests(result) == digests(clean)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Real models: same bits from the same seed, Hugging Face round trip, tied weights, refusals."""
 
+import contextlib
 import math
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from mem_core.domain.errors import InternalError, RequestError
 from mem_core.domain.request import LoraSection, ModelSection
 from mem_core.runtime.models.build import build_model, clean_name, load_tokenizer, parameter_names, save_pretrained_folder
 from mem_core.runtime.models.facts import describe_model
+from mem_core.runtime.models.numbers import added_losses
 
 NANO = ModelSection(source="preset:llama-nano")
 
@@ -117,9 +119,25 @@ def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
 def test_what_cannot_be_built_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"at most 2048 tokens \(got 4096\)"):
         build_model(NANO, 4_096, 0, "float32", False)
-    with pytest.raises(RequestError, match="come with the fine-tuning issue"):
+    with pytest.raises(RequestError, match="low-rank adapters are not supported yet"):
         build(ModelSection(lora=LoraSection()))
     with pytest.raises(RequestError, match="unknown number format"):
         build(dtype="int8")
     with pytest.raises(RequestError, match="no tokenizer files"):
         load_tokenizer(str(tmp_path))
+
+
+def test_no_causal_language_model_adds_to_its_loss_unless_its_configuration_says_so() -> None:
+    """What is read before anything starts is config.json alone: a default that is on would be missed there."""
+    from transformers import CONFIG_MAPPING, BambaConfig, JetMoeConfig, MixtralConfig, Qwen2MoeConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    on: dict[str, tuple[str, ...]] = {}
+    for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        with contextlib.suppress(Exception):  # a configuration that has no defaults of its own
+            on[kind] = added_losses(CONFIG_MAPPING[kind]().to_dict())
+    assert {kind: added for kind, added in on.items() if added} == {}
+    assert len(on) > 100
+    for config in (MixtralConfig, Qwen2MoeConfig, JetMoeConfig):
+        assert added_losses(config(output_router_logits=True).to_dict()) == ("output_router_logits: true",)
+    assert added_losses(BambaConfig(z_loss_coefficient=0.5).to_dict()) == ("z_loss_coefficient: 0.5",)

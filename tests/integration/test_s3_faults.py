@@ -19,7 +19,7 @@ from mem_core.infrastructure.storage.fsspec_store import FsspecStore
 from mem_core.infrastructure.storage.port import Unfinished
 from mem_core.infrastructure.storage.retrying import RetryPolicy
 from mem_core.runtime.checkpoint_manager import Mirror, resume_point
-from mem_core.runtime.session.orphans import orphan_findings
+from mem_core.runtime.session.opening.orphans import orphan_findings
 from mem_core.testing.checkpoint_run import SHARDS, Run, draft, proven, stage
 
 pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.timeout(600)]

@@ -11,7 +11,7 @@ import pytest
 from mem_core.domain.errors import StoreUnavailable
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
-from mem_core.runtime.session.opening import OpeningOptions
+from mem_core.runtime.session.opening.stages import OpeningOptions
 from mem_core.testing.ports import Console
 
 pytestmark = pytest.mark.integration

@@ -8,6 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("mem_core", "flows", "tasks", "deployments")
+INSTALLED = ("mem_core", "flows", "tasks")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -38,6 +39,26 @@ def imports_of(name: str) -> Iterator[tuple[int, str]]:
             assert node.level == 0, f"{name}:{node.lineno} imports relatively"
             yield node.lineno, node.module or ""
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+@lru_cache(maxsize=1)
+def modules() -> dict[str, str]:
+    """Dotted name -> file of everything that is installed; a package's `__init__.py` is the package."""
+    return {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in python_files(*INSTALLED)}
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Module -> modules of ours that it imports anywhere, inside functions too. `from package import module` means the module."""
+    return {module: set(_imported_modules(name)) & modules().keys() - {module} for module, name in modules().items()}
+
+
+def _imported_modules(name: str) -> Iterator[str]:
+    for node in ast.walk(tree_of(name)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            whole = (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from (full if full in modules() else str(node.module) for full in whole)
 
 
 def functions_of(name: str) -> Iterator[tuple[str, Function]]:

@@ -1,11 +1,13 @@
-"""Imports point one way: deployments → flows → tasks → mem_core.{core, runtime, infrastructure} → mem_core.domain."""
+"""Imports point one way: deployments → flows → tasks → bootstrap → runtime → core → infrastructure → domain; never in a circle."""
 
 import ast
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 import pytest
-from source_tree import PRODUCT, ROOT, dotted_name, imports_of, python_files, tree_of
+from source_tree import INSTALLED, PRODUCT, ROOT, dotted_name, import_graph, imports_of, modules, python_files, tree_of
 
 STANDARD = sys.stdlib_module_names
 # Where a file under the key's folder may import none of these.
@@ -14,6 +16,17 @@ NEVER = {
     "tasks": ("flows", "deployments"),
     "flows": ("deployments",),
 }
+# From the ground up: a module imports from its own layer and from those below it. What is for tests stands beside the bootstrap.
+LAYERS = (
+    ("mem_core.domain",),
+    ("mem_core.infrastructure",),
+    ("mem_core.core",),
+    ("mem_core.runtime",),
+    ("mem_core.bootstrap", "mem_core.testing"),
+    ("tasks",),
+    ("flows",),
+)
+MOST_FILES_IN_A_FOLDER = 16
 # The environment is read in one module. These write it, for a library that reads it at import and takes no argument.
 ENVIRONMENT_USERS = {
     "mem_core/infrastructure/settings.py": "reads it, for everyone",
@@ -36,6 +49,76 @@ def offences(folder: str, banned: tuple[str, ...], but: str = "-") -> list[str]:
         if name.startswith(folder + "/") and not name.startswith(but):
             found += [f"{name}:{line} imports {module}" for line, module in imports_of(name) if module.split(".")[0] in banned]
     return found
+
+
+def layer_of(module: str) -> int | None:
+    """Height of a module's layer; None for the bare package `mem_core`, which holds nothing."""
+    heights = (height for height, layer in enumerate(LAYERS) for root in layer if module == root or module.startswith(f"{root}."))
+    return next(heights, None)
+
+
+def arrows_up(graph: Mapping[str, Iterable[str]]) -> list[str]:
+    """Imports that run from a layer to a higher one."""
+    found: list[str] = []
+    for module, imported in ((module, imported) for module, names in graph.items() for imported in names):
+        here, there = layer_of(module), layer_of(imported)
+        if here is not None and there is not None and here < there:
+            found.append(f"{module} imports {imported}")
+    return sorted(found)
+
+
+def circles(graph: Mapping[str, Iterable[str]]) -> list[tuple[str, ...]]:
+    """Groups of modules that reach each other and themselves by imports."""
+    reached = {module: _reached(graph, module) for module in graph}
+    return sorted({tuple(sorted(other for other in reached[module] if module in reached[other])) for module in graph} - {()})
+
+
+def _reached(graph: Mapping[str, Iterable[str]], start: str) -> set[str]:
+    reached: set[str] = set()
+    waiting = [start]
+    while waiting:
+        new = set(graph[waiting.pop()]) - reached
+        reached |= new
+        waiting += new
+    return reached
+
+
+def test_no_import_runs_up() -> None:
+    assert arrows_up(import_graph()) == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert circles(import_graph()) == []
+
+
+def test_every_module_stands_in_a_layer() -> None:
+    assert [module for module in modules() if layer_of(module) is None] == ["mem_core"]
+
+
+def test_no_folder_is_too_full_to_be_looked_through() -> None:
+    counted = Counter(name.rpartition("/")[0] for name in python_files(*INSTALLED))
+    assert {folder: number for folder, number in counted.items() if number > MOST_FILES_IN_A_FOLDER} == {}
+
+
+def test_circles_and_arrows_up_are_found() -> None:
+    """Imports that are wrong, among some that are right."""
+    graph = {
+        "flows.cli": ["tasks.doctor", "mem_core.domain.run"],
+        "tasks.doctor": ["mem_core.bootstrap"],
+        "mem_core.bootstrap": ["mem_core.core.a"],
+        "mem_core.core.a": ["mem_core.core.b"],
+        "mem_core.core.b": ["mem_core.core.c"],
+        "mem_core.core.c": ["mem_core.core.a", "mem_core.domain.run"],
+        "mem_core.domain.run": ["mem_core.infrastructure.settings"],
+        "mem_core.infrastructure.settings": ["mem_core.bootstrap"],
+    }
+    assert arrows_up(graph) == [
+        "mem_core.domain.run imports mem_core.infrastructure.settings",
+        "mem_core.infrastructure.settings imports mem_core.bootstrap",
+    ]
+    assert circles({"a": ["b"], "b": ["c"], "c": ["a", "d"], "d": []}) == [("a", "b", "c")]
+    assert circles({"a": ["b"], "b": ["c"], "c": []}) == []
+    assert "flows.commands.train" in import_graph()["flows.cli"], "an import inside a function counts"
 
 
 @pytest.mark.parametrize("folder", NEVER)

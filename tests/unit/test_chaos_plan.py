@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mem_core.domain.errors import RequestError
+from mem_core.domain.fault_kinds import FAULT_KINDS, offered_kinds
 from mem_core.domain.request import ChaosSection
 from mem_core.runtime.chaos.drill.report import DrillReport, FaultScore, InvariantScore, html_report, passed, same, score_fault, text_report
 from mem_core.runtime.chaos.faults.injectors import INJECTORS
-from mem_core.runtime.chaos.plan.kinds import FAULT_KINDS, offered_kinds
 from mem_core.runtime.chaos.plan.plan import kinds_that_fit, plan_faults, spread_steps
 from mem_core.runtime.chaos.real_chaos import MetFault
 

@@ -146,6 +146,15 @@ def test_batch_arithmetic_is_explained() -> None:
     assert "8 sequences = 2 ranks x 2 rows x 2 micro-batches" in found(report, "batch").observed
 
 
+@pytest.mark.parametrize(("warmup_steps", "said"), [(300, True), (201, True), (200, False), (0, False)])
+def test_a_warm_up_that_the_run_never_leaves_is_a_notice(warmup_steps: int, said: bool) -> None:
+    report = examine(request(training={"max_steps": 200, "warmup_steps": warmup_steps}))
+    notices = [finding for finding in report.findings if finding.check == "schedule"]
+    assert [finding.severity for finding in notices] == (["notice"] if said else [])
+    assert all(f"{warmup_steps}" in finding.observed and "200 steps" in finding.observed for finding in notices)
+    assert error_of(report) is None
+
+
 def test_disk_too_small_for_the_checkpoints_is_exit_73_with_numbers() -> None:
     big = NANO.model_copy(update={"num_parameters": 135_000_000})
     small_disk = FolderObservation(path="/runs", total_bytes=10 * GIB, free_bytes=5 * GIB, free_inodes=10**6)

@@ -108,6 +108,17 @@ def test_offload_moves_the_optimizer_from_device_to_host() -> None:
     assert offloaded["host_peak_total"] - here["host_peak_total"] == here["optimizer"]
 
 
+def test_at_stage_0_nothing_is_moved_to_the_host_and_no_estimate_says_so() -> None:
+    """The engine has no shards to move there; a budget between both numbers was called enough and ended in an OOM."""
+    asked = request(parallel={"zero_stage": 0, "offload_optimizer": "cpu"})
+    dropped = estimate_memory(SMOLLM2, asked, "bfloat16", device="cuda")
+    plain = estimate_memory(SMOLLM2, request(parallel={"zero_stage": 0}), "bfloat16", device="cuda")
+    assert dropped == plain
+    budget = MemoryBudget(kind="device", budget_bytes=int(plain["training_peak_per_rank"] * 0.5), binding_limit="H200 #0 free")
+    findings = memory_findings(SMOLLM2, request(parallel={"zero_stage": 0}), "bfloat16", "cuda", (budget, host(900 * GIB)), 1)
+    assert next(finding for finding in findings if finding.check == "memory.training").severity == "failure"
+
+
 def test_rows_are_the_most_that_fit_and_divide_the_share() -> None:
     asked = request(training={"global_batch_size": 12})
     sizes = {rows: estimate_memory(SMOLLM2, asked, "float32", micro_batch_rows=rows)["training_peak_total"] for rows in (1, 4, 6)}
@@ -129,7 +140,7 @@ def test_what_cannot_fit_even_with_the_estimates_error_is_exit_69_and_says_what_
     assert finding.severity == "warning"
     failed = training_finding(asked, 3_000 * MIB, 8)
     assert (failed.severity, failed.exit_code) == ("failure", 69)
-    assert "model.lora" in failed.remedy
+    assert "use a smaller model or a machine with more memory" in failed.remedy
     assert "MemAvailable" in failed.observed
 
 

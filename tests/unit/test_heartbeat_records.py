@@ -5,7 +5,8 @@ import sys
 import time
 from pathlib import Path
 
-from mem_core.runtime.ranks.local.heartbeat import Heartbeat, HeartbeatReader, HeartbeatWriter
+from mem_core.runtime.ranks.local.heartbeat import HeartbeatReader, HeartbeatWriter
+from mem_core.runtime.ranks.port import Heartbeat
 
 HAMMER = """
 import sys, time

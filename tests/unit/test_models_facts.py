@@ -9,6 +9,7 @@ import pytest
 from mem_core.domain.errors import RequestError
 from mem_core.runtime.models.facts import describe_model, read_safetensors_header
 from mem_core.runtime.models.folders import local_model_folder, tokenizer_identity
+from mem_core.runtime.models.numbers import added_losses, read_model_numbers
 from mem_core.runtime.models.presets import PRESETS
 
 CONFIG = {
@@ -78,7 +79,7 @@ def test_a_url_folder_is_fetched_once(folder: Path, tmp_path: Path) -> None:
         assert facts == describe_model(str(folder))
         fetched = local_model_folder("memory://mem-model", tmp_path / "cache")
         assert sorted(path.name for path in fetched.iterdir()) == ["config.json", "model.safetensors"]
-        assert [fetched] == list((tmp_path / "cache").iterdir()), "one folder, no leftovers"
+        assert [fetched] == [path for path in (tmp_path / "cache").iterdir() if path.is_dir()], "one folder, no leftovers"
     finally:
         fs.rm("/mem-model", recursive=True)
 
@@ -138,3 +139,32 @@ def test_the_tokenizers_identity_follows_its_files(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("x")
     assert tokenizer_identity(str(tmp_path)) != first
     assert tokenizer_identity("preset:llama-nano") == tokenizer_identity("preset:llama-1b")
+
+
+@pytest.mark.parametrize(
+    ("config", "added"),
+    [
+        ({}, ()),
+        ({"output_router_logits": False, "router_aux_loss_coef": 0.001}, ()),
+        ({"output_router_logits": True, "router_aux_loss_coef": 0.001}, ("output_router_logits: true",)),
+        ({"output_router_logits": True, "router_aux_loss_coef": 0.0}, ()),
+        ({"output_router_logits": True, "aux_loss_coef": 0.0}, ()),
+        ({"output_router_logits": True}, ("output_router_logits: true",)),
+        ({"text_config": {"output_router_logits": True}}, ("output_router_logits: true",)),
+        ({"z_loss_coefficient": 0.1}, ("z_loss_coefficient: 0.1",)),
+        ({"z_loss_coefficient": 0.0}, ()),
+    ],
+)
+def test_what_a_model_adds_to_its_loss_is_read_from_its_configuration(config: dict, added: tuple[str, ...]) -> None:
+    assert added_losses(config) == added
+
+
+def test_the_doctor_s_numbers_say_whether_there_is_a_chat_template(folder: Path) -> None:
+    assert read_model_numbers("preset:llama-nano").has_chat_template is False
+    assert read_model_numbers(str(folder)).has_chat_template is False
+    (folder / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    assert read_model_numbers(str(folder)).has_chat_template is True
+    (folder / "tokenizer_config.json").write_text("{")
+    assert read_model_numbers(str(folder)).has_chat_template is False
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    assert read_model_numbers(str(folder)).has_chat_template is True

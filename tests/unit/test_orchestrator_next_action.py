@@ -217,6 +217,18 @@ def test_fail_means_at_once_and_names_the_samples() -> None:
     assert "samples [4, 2]" in str(error)
 
 
+def test_memory_in_pieces_is_tried_again_with_the_same_micro_batch_and_then_with_less() -> None:
+    """Fragmentation: once a fresh process with another allocator, then the ladder; also where adaptation is off."""
+    failure = OutOfMemory(memory="device", evidence=AT_STEP)
+    for orchestrator in (LIMITS, limits(memory_mode="fixed")):
+        action = next_action(progress(can_defragment=True, can_shrink=False, same_batch_failures=2), failure, orchestrator)
+        assert isinstance(action, Retry)
+        assert (action.shrink, action.defragment) == (False, True)
+    again = next_action(progress(failures_without_progress=2), failure, LIMITS)
+    assert isinstance(again, Retry)
+    assert (again.shrink, again.defragment) == (True, False)
+
+
 # -- a checkpoint that cannot be loaded ----------------------------------------------------------------------------------------
 
 LOADING = Evidence(rank=0, phase="restore", restoring_step=30, exception="KeyError: 'ds_config'")

@@ -4,12 +4,16 @@ from typing import Any
 
 import pytest
 
+from mem_core.core.policy.explain import explain_decision
 from mem_core.core.policy.local_policy_engine import LocalPolicyEngine
+from mem_core.core.policy.rules import decide
 from mem_core.domain.directive import ExecutiveDirective, Refusal
 from mem_core.domain.environment import EnvironmentReport, Finding
 from mem_core.domain.plan import CandidatePlan, Hyperparams, MemoryPlan
-from mem_core.domain.policy import HEALTHY, NO_HISTORY, PolicyHistory, SegmentHealth
+from mem_core.domain.policy import HEALTHY, NO_HISTORY, PolicyHistory, PolicyInputs, SegmentHealth
 from mem_core.domain.request import RuntimeRequest
+from mem_core.runtime.deepspeed.engine_config import engine_config
+from mem_core.runtime.session.opening.wiring import fresh_position
 
 ENGINE = LocalPolicyEngine()
 GREEDY = ExecutiveDirective(lr_multiplier=1.4, gradient_clip_norm=5.0, loss_scale_initial_power=16)
@@ -239,3 +243,32 @@ def test_plain_evaluate_needs_no_health_or_history() -> None:
     assert ENGINE.evaluate(request(), plan(), environment(), GREEDY) == ENGINE.evaluate(
         request(), plan(), environment(), GREEDY, HEALTHY, NO_HISTORY, "not_asked"
     )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_loss_scale_proposed_once_training_has_begun_is_recorded_as_not_taken(dtype: str) -> None:
+    """An engine takes the first loss scale when it is built and adjusts it by itself from then on: nothing would notice another."""
+    asked = request(training={"loss_scale_initial_power": 12})
+    decision = ENGINE.evaluate(asked, plan(3), environment("cuda", dtype), GREEDY)
+    assert decision.applied_hyperparams == Hyperparams(lr_multiplier=0.85, gradient_clip_norm=1.25, loss_scale_initial_power=12)
+    (clamp,) = [clamp for clamp in decision.clamps if clamp.field == "loss_scale_initial_power"]
+    assert (clamp.proposed, clamp.applied, clamp.reason) == (16.0, 12.0, "loss_scale_set")
+    assert decision.not_applicable == ("loss_scale_initial_power",)
+    assert "has no effect once training has begun" in explain_decision(decision)
+    same = ENGINE.evaluate(asked, plan(3), environment("cuda", dtype), ExecutiveDirective(loss_scale_initial_power=12))
+    assert (same.reason, same.clamps, same.not_applicable) == ("accepted", (), ("loss_scale_initial_power",))
+
+
+def test_a_decision_that_an_older_version_recorded_comes_out_as_recorded() -> None:
+    """Its records lack `loss_scale_once`: the replay of an old journal finds no difference."""
+    inputs = ENGINE.inputs(request(), environment("cuda", "float16"), ExecutiveDirective(loss_scale_initial_power=8))
+    old = PolicyInputs.model_validate(inputs.model_dump(exclude={"loss_scale_once"}))
+    decision = decide(old, plan(3))
+    assert (decision.reason, decision.applied_hyperparams.loss_scale_initial_power, decision.not_applicable) == ("accepted", 8, ())
+
+
+def test_a_fresh_engine_is_built_with_the_request_s_own_loss_scale() -> None:
+    """It was built with the default whatever the request said, and no later value reaches it."""
+    asked = request(training={"loss_scale_initial_power": 16, "gradient_clip_norm": 0.5})
+    config = engine_config(asked, "float16", FOUR_ROWS, fresh_position(asked).hyperparams, 100)
+    assert (config["fp16"]["initial_scale_power"], config["gradient_clipping"]) == (16, 0.5)

@@ -113,15 +113,38 @@ def test_checkpoints_by_fate() -> None:
     assert (counts.written, counts.validated, counts.rejected, counts.kept) == (4, 3, 1, 2)
 
 
-def test_time_between_attempts_is_restart_after_a_kill_and_idle_after_an_orderly_end() -> None:
+def test_time_between_attempts_is_restart_after_a_kill_and_nobodys_after_an_orderly_end() -> None:
     builder = JournalBuilder().start().segment(0, 0, 100)
     builder.add(SegmentStarted(segment_index=1, from_step=100, until_step=200), after_s=4)
     builder.start(resumed_step=100, after_s=6).segment(1, 100, 200).end("interrupted", 75)
     builder.start(resumed_step=200, after_s=100).segment(2, 200, 300).end()
     goodput = fold_result(builder.lines).goodput
-    assert goodput.seconds == pytest.approx({"productive": 30, "restart": 10, "idle": 100})
+    assert goodput.seconds == pytest.approx({"productive": 30, "restart": 10, "between_attempts": 100})
     assert sum(goodput.seconds.values()) == pytest.approx(builder.lines[-1].time_unix_s - builder.lines[0].time_unix_s, rel=0.01)
-    assert goodput.fraction == pytest.approx(30 / 140)
+    assert goodput.fraction == pytest.approx(30 / 40)
+
+
+def test_hours_between_two_commands_are_outside_the_fraction() -> None:
+    """However long a run waits for its user, and also where the last command had been killed: only work may have been lost then."""
+    waited = JournalBuilder().start().segment(0, 0, 100).end("interrupted", 75)
+    waited.start(resumed_step=100, after_s=9 * 3_600).segment(1, 100, 200).end()
+    goodput = fold_result(waited.lines).goodput
+    assert goodput.seconds == pytest.approx({"productive": 20, "between_attempts": 9 * 3_600})
+    assert goodput.fraction == pytest.approx(1.0)
+    assert goodput.lived_s == pytest.approx(20)
+    killed = JournalBuilder().start().segment(0, 0, 100)
+    killed.start(resumed_step=100, after_s=9 * 3_600).segment(1, 100, 200).end()
+    goodput = fold_result(killed.lines).goodput
+    assert goodput.seconds == pytest.approx({"productive": 20, "restart": 10, "between_attempts": 9 * 3_600 - 10})
+    assert goodput.fraction == pytest.approx(2 / 3)
+
+
+def test_a_killed_attempt_lived_until_its_last_line() -> None:
+    """What it said is proof, whatever was measured before."""
+    builder = JournalBuilder().start().segment(0, 0, 100)
+    builder.add(SegmentStarted(segment_index=1, from_step=100, until_step=200), after_s=40)
+    builder.start(resumed_step=100, after_s=500).segment(1, 100, 200).end()
+    assert fold_result(builder.lines).goodput.seconds == pytest.approx({"productive": 20, "restart": 40, "between_attempts": 500})
 
 
 def test_start_up_before_the_first_line_of_an_attempt_does_not_count_twice() -> None:

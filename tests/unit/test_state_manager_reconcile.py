@@ -60,6 +60,22 @@ def test_what_decides_the_weights_may_not(field: str, sections: dict[str, Any]) 
     assert "new run_id" in caught.value.remedy
 
 
+def test_an_offload_that_was_never_done_may_be_taken_back() -> None:
+    """At ZeRO stage 0 it was accepted and left out; it is refused now, so the run has to be able to go on without the word."""
+    before = {"parallel": {"zero_stage": 0, "offload_optimizer": "cpu"}}
+    assert reconcile(born(**before), request(parallel={"zero_stage": 0})).parallel.offload_optimizer == "none"
+    with pytest.raises(RequestError, match=r"parallel\.offload_optimizer"):
+        reconcile(born(parallel={"zero_stage": 1, "offload_optimizer": "cpu"}), request())
+
+
+def test_a_conversion_is_offered_only_where_there_is_one() -> None:
+    with pytest.raises(RequestError, match="--allow-reshard"):
+        reconcile(born(), request(parallel={"zero_stage": 2}))
+    with pytest.raises(RequestError) as caught:
+        reconcile(born(), request(parallel={"zero_stage": 0}))
+    assert "--allow-reshard" not in str(caught.value)
+
+
 def test_the_horizon_of_birth_may_be_named_again() -> None:
     asked = request(training={"max_steps": 300, "schedule_steps": 100})
     assert reconcile(born(), asked) == asked

@@ -1,4 +1,4 @@
-"""Supervision of rank processes: real processes and real signals, with tiny ranks instead of DeepSpeed."""
+"""Ranks of this machine: what is theirs alone beside the contract of `Ranks`, with real processes and tiny ranks instead of DeepSpeed."""
 
 import gc
 import os
@@ -11,34 +11,32 @@ from pathlib import Path
 import pytest
 
 from mem_core.domain.checkpoint import TrainingPosition
-from mem_core.domain.plan import Hyperparams, MemoryPlan
-from mem_core.domain.request import RuntimeRequest
-from mem_core.domain.segment import Hung, WorkerLost
+from mem_core.domain.segment import WorkerLost
 from mem_core.infrastructure.machine.process_facts import start_ticks
-from mem_core.runtime.ranks.local.group import GroupFailed, WorkerGroup
+from mem_core.runtime.ranks.local.group import WorkerGroup
 from mem_core.runtime.ranks.local.processes import ForkServer
-from mem_core.runtime.ranks.worker.protocol import Train, WorkerSpec
+from mem_core.runtime.ranks.local.ranks import LocalRanks
+from mem_core.runtime.ranks.port import Purpose, Watch
+from mem_core.testing.contracts.ranks_contract import failure_of, scripted_spec
 
 START = TrainingPosition(applied_steps=0, batch_index=0)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    """A fork server with nothing imported."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
-    server = ForkServer.start(environment, tmp_path_factory.mktemp("logs"), preload=())
+    """A fork server with nothing heavy imported."""
+    server = ForkServer.start(dict(os.environ), tmp_path_factory.mktemp("logs"), preload=("mem_core.testing.scripted_rank",))
     yield server
     server.close()
 
 
 @pytest.fixture
-def group_of(server: ForkServer, tmp_path: Path) -> Iterator[Callable[..., WorkerGroup]]:
+def group_of(server: ForkServer, tmp_path: Path) -> Iterator[Callable[[str], WorkerGroup]]:
     """Make groups of scripted ranks; all are ended afterwards."""
     groups: list[WorkerGroup] = []
 
-    def make(entry: str, num_ranks: int = 1, segment_deadline_s: float | str = "auto") -> WorkerGroup:
-        number = len(groups) + 1
-        groups.append(new_group(server, tmp_path / "live", entry, num_ranks, try_number=number, segment_deadline_s=segment_deadline_s))
+    def make(entry: str) -> WorkerGroup:
+        groups.append(new_group(server, tmp_path / "live", entry))
         return groups[-1]
 
     yield make
@@ -46,27 +44,8 @@ def group_of(server: ForkServer, tmp_path: Path) -> Iterator[Callable[..., Worke
         group.stop()
 
 
-def new_group(
-    server: ForkServer, live: Path, entry: str, num_ranks: int = 1, try_number: int = 1, segment_deadline_s: float | str = "auto"
-) -> WorkerGroup:
-    request = RuntimeRequest.model_validate({"run_id": "x", "resilience": {"segment_deadline_s": segment_deadline_s}})
-    spec = WorkerSpec(
-        request=request, rank=0, num_ranks=num_ranks, device="cpu", dtype="float32", num_threads=1, data_folder="",
-        validation_folder=None, pad_token_id=0, rendezvous="", heartbeat_path="", board_path="",
-        default_plan=MemoryPlan(micro_batch_rows=8),
-    )  # fmt: skip
-    return WorkerGroup(server, spec, live / str(os.getpid()), try_number, hang_factor=5.0, entry=f"scripted_rank:{entry}")
-
-
-def train(group: WorkerGroup, until_step: int = 10, staging: str | None = None) -> int:
-    done = group.train(Train(until_step, Hyperparams(), staging), lambda beats: None, lambda: False)
-    return done.position.applied_steps
-
-
-def failure_of(group: WorkerGroup) -> object:
-    with pytest.raises(GroupFailed) as caught:
-        train(group)
-    return caught.value.failure
+def new_group(server: ForkServer, live: Path, entry: str, num_ranks: int = 1) -> WorkerGroup:
+    return LocalRanks(server, live, f"mem_core.testing.scripted_rank:{entry}").start(scripted_spec(num_ranks), Watch())
 
 
 def gone(pids: list[int], limit_s: float = 5.0) -> bool:
@@ -78,93 +57,7 @@ def gone(pids: list[int], limit_s: float = 5.0) -> bool:
     return False
 
 
-def test_commands_are_answered_by_every_rank_and_stop_leaves_nothing(group_of: Callable[..., WorkerGroup], tmp_path: Path) -> None:
-    """Restore, train, evaluate, save; afterwards no process, no folder."""
-    group = group_of("obedient", 3)
-    assert group.restore(None, START).applied_steps == 0
-    assert train(group, 5, "/nowhere") == 5
-    assert group.evaluate(1) == 1.5
-    assert [saved.weights_digest for saved in group.wait_saved(5, 5.0)] == ["d", "", ""]
-    pids = group.pids
-    group.stop()
-    group.stop()
-    assert gone(pids)
-    assert not (tmp_path / "live").exists()
-
-
-def test_the_first_rank_to_die_is_named_and_not_its_peers_complaint(group_of: Callable[..., WorkerGroup]) -> None:
-    """Rank 0's "connection closed by peer" arrives first; the cause is rank 1's SIGKILL. Nobody is left."""
-    group = group_of("dies_by_signal", 2)
-    group.restore(None, START)
-    pids = group.pids
-    failure = failure_of(group)
-    assert isinstance(failure, WorkerLost)
-    assert (failure.evidence.rank, failure.evidence.signal, failure.evidence.batch_index) == (1, "SIGKILL", 7)
-    assert gone(pids)
-
-
-def test_exit_code_and_last_lines_are_evidence(group_of: Callable[..., WorkerGroup]) -> None:
-    """A rank that exits by itself is lost with its exit code and its last words."""
-    group = group_of("exits")
-    group.restore(None, START)
-    failure = failure_of(group)
-    assert isinstance(failure, WorkerLost)
-    assert failure.evidence.exit_code == 7
-    assert "the last words of a rank" in failure.evidence.last_lines
-
-
-def test_a_death_between_two_commands_is_found_by_the_next(group_of: Callable[..., WorkerGroup]) -> None:
-    """A rank killed while idle fails the next command at once, by its signal."""
-    group = group_of("obedient", 2)
-    group.restore(None, START)
-    os.kill(group.pids[1], signal.SIGKILL)
-    assert gone(group.pids[1:])
-    failure = failure_of(group)
-    assert isinstance(failure, WorkerLost)
-    assert (failure.evidence.rank, failure.evidence.signal) == (1, "SIGKILL")
-
-
-def test_a_stopped_rank_is_named_with_the_stacks_of_all_and_ended(group_of: Callable[..., WorkerGroup]) -> None:
-    """SIGSTOP of one of two: found after the 3 s that a step may be silent, both stacks taken, both processes gone."""
-    group = group_of("stops_itself", 2)
-    group.restore(None, START)
-    pids = group.pids
-    started_s = time.monotonic()
-    failure = failure_of(group)
-    assert isinstance(failure, Hung)
-    assert failure.evidence.rank == 1
-    assert failure.evidence.stacks.count("scripted_rank.py") >= 2
-    assert 3.0 <= failure.waited_s < 10.0
-    assert time.monotonic() - started_s < 20.0
-    assert gone(pids)
-
-
-def test_a_dead_lock_is_found(group_of: Callable[..., WorkerGroup]) -> None:
-    """Nobody is stopped, nobody computes: hung after the same time."""
-    group = group_of("waits_for_ever", 2)
-    group.restore(None, START)
-    failure = failure_of(group)
-    assert isinstance(failure, Hung)
-    assert failure.waited_s < 6.0
-
-
-def test_a_rank_that_computes_is_slow_and_neither_it_nor_its_peer_is_hung(group_of: Callable[..., WorkerGroup]) -> None:
-    """5 s without a word on a starved machine is no hang while one rank of the group uses CPU time."""
-    group = group_of("computes_slowly", 2)
-    group.restore(None, START)
-    assert train(group, 11) == 11
-
-
-def test_a_segment_past_its_own_deadline_is_hung_however_busy_it_looks(group_of: Callable[..., WorkerGroup]) -> None:
-    """`resilience.segment_deadline_s` as a number: the same rank that is merely slow without it."""
-    group = group_of("computes_slowly", 2, segment_deadline_s=1.0)
-    group.restore(None, START)
-    failure = failure_of(group)
-    assert isinstance(failure, Hung)
-    assert 1.0 <= failure.waited_s < 4.5, "it computes for 5 s"
-
-
-def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(group_of: Callable[..., WorkerGroup]) -> None:
+def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(group_of: Callable[[str], WorkerGroup]) -> None:
     """TERM, grace, KILL."""
     group = group_of("stubborn")
     end = time.monotonic() + 5.0
@@ -176,39 +69,6 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(group_of: Callabl
     group.stop()
     assert pids
     assert gone(pids)
-
-
-def test_a_save_that_was_complete_before_the_death_is_kept(group_of: Callable[..., WorkerGroup]) -> None:
-    """What a rank sent before it died still counts, also after the group was stopped."""
-    group = group_of("saves_then_dies")
-    group.restore(None, START)
-    assert train(group, 4, "/nowhere") == 4
-    assert [saved.step for saved in group.wait_saved(4, 5.0)] == [4]
-    with pytest.raises(GroupFailed):
-        train(group, 8)
-    assert [saved.step for saved in group.wait_saved(4, 5.0)] == [4]
-
-
-def test_waiting_for_a_save_of_a_stopped_group_fails_at_once(group_of: Callable[..., WorkerGroup]) -> None:
-    """Neither an empty answer nor a wait until the deadline: the group is gone."""
-    group = group_of("obedient", 2)
-    group.restore(None, START)
-    outcome: list[object] = []
-
-    def wait() -> None:
-        try:
-            outcome.append(group.wait_saved(99, 60.0))
-        except GroupFailed as exc:
-            outcome.append(exc.failure.kind)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    time.sleep(0.1)
-    group.stop()
-    thread.join(timeout=5)
-    assert outcome == ["worker_lost"]
-    with pytest.raises(GroupFailed):
-        group.wait_saved(99, 60.0)
 
 
 def test_thirty_groups_leave_no_descriptor_and_no_thread_behind(server: ForkServer, tmp_path: Path) -> None:
@@ -230,8 +90,7 @@ def test_thirty_groups_leave_no_descriptor_and_no_thread_behind(server: ForkServ
 
 def test_a_fork_server_that_was_killed_is_replaced(tmp_path: Path) -> None:
     """Its children die with it, and the next group stands on a new one; closing ends that one too."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
-    server = ForkServer.start(environment, tmp_path / "logs", preload=())
+    server = ForkServer.start(dict(os.environ), tmp_path / "logs", preload=())
     try:
         group = new_group(server, tmp_path / "live", "obedient", 2)
         group.restore(None, START)
@@ -240,7 +99,7 @@ def test_a_fork_server_that_was_killed_is_replaced(tmp_path: Path) -> None:
         assert gone([*pids, first])
         failure = failure_of(group)
         assert isinstance(failure, WorkerLost)
-        replacement = new_group(server, tmp_path / "live", "obedient", 2, try_number=2)
+        replacement = new_group(server, tmp_path / "live", "obedient", 2)
         assert replacement.restore(None, START).applied_steps == 0
         assert server.pid != first
         pids = replacement.pids
@@ -262,7 +121,7 @@ def test_a_server_started_from_a_short_lived_thread_outlives_it(tmp_path: Path) 
         servers[0].close()
 
 
-def test_the_folder_of_a_killed_flow_is_removed(group_of: Callable[..., WorkerGroup], tmp_path: Path) -> None:
+def test_the_folder_of_a_killed_flow_is_removed(group_of: Callable[[str], WorkerGroup], tmp_path: Path) -> None:
     """A flow that was killed left its corner of the live folder; the next group removes it and keeps those of the living."""
     dead, living = tmp_path / "live" / "999999999", tmp_path / "live" / str(os.getppid())
     dead.mkdir(parents=True)
@@ -270,3 +129,22 @@ def test_the_folder_of_a_killed_flow_is_removed(group_of: Callable[..., WorkerGr
     group_of("obedient").stop()
     assert not dead.exists()
     assert living.exists()
+
+
+def test_the_files_of_a_try_lie_where_others_look_for_them(server: ForkServer, tmp_path: Path) -> None:
+    """`live/PID/try-N/rank-N.heartbeat` is what a drill reads from outside; tries are counted for each purpose."""
+    live, logs = tmp_path / "live", tmp_path / "logs"
+    server.log_into(logs)
+    ranks = LocalRanks(server, live, "mem_core.testing.scripted_rank:obedient")
+    purposes: tuple[Purpose, ...] = ("train", "train", "replay", "reshard")
+    groups = [ranks.start(scripted_spec(2), Watch(purpose=purpose)) for purpose in purposes]
+    for group in groups:
+        group.restore(None, START)
+    pid = os.getpid()
+    tries = [f"{pid}/try-0001", f"{pid}/try-0002", f"{pid}-replay/try-0001", f"{pid}-reshard/try-0001"]
+    found = sorted(str(path.relative_to(live)) for path in live.glob("*/*/*"))
+    assert found == sorted(f"{name}/{file}" for name in tries for file in ("board", "rank-0.heartbeat", "rank-1.heartbeat"))
+    assert sorted(path.name for path in logs.iterdir()) == ["rank-0.log", "rank-1.log"]
+    for group in groups:
+        group.stop()
+    assert not live.exists()

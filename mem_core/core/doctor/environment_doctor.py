@@ -5,7 +5,9 @@ every verdict can be tested without the machine that it is about.
 """
 
 from mem_core.core.doctor import compute, memory, software, storage
+from mem_core.core.doctor.asked import capability_findings, left_out_findings
 from mem_core.core.doctor.memory import Device, Dtype
+from mem_core.domain.capabilities import Facts
 from mem_core.domain.environment import DataNumbers, EnvironmentReport, Finding, MachineObservations, MemoryBudget, ModelNumbers
 from mem_core.domain.errors import (
     DataError,
@@ -42,11 +44,12 @@ class EnvironmentDoctor:
         observations: MachineObservations,
         model: ModelNumbers | None = None,
         data: DataNumbers | None = None,
+        person_at_hand: bool | None = None,
     ) -> EnvironmentReport:
         """The machine as one run sees it, worst findings first.
 
-        Checks that need numbers of the model or the data are left out when those are None. Never raises for what it
-        finds: `error_of(report)` gives the error that ends the run.
+        Checks that need numbers of the model or the data, or whether a person can be asked, are left out when those are None.
+        Never raises for what it finds: `error_of(report)` gives the error that ends the run.
         """
         device, device_reason, accelerator = compute.choose_device(request, observations)
         dtype, dtype_finding = compute.choose_dtype(request, observations, device)
@@ -54,11 +57,14 @@ class EnvironmentDoctor:
         budgets = memory_budgets(request, observations, device)
         rows = _rows(request, model, dtype, device, budgets)
         estimates = memory.estimate_memory(model, request, dtype, device=device, micro_batch_rows=rows) if model is not None else {}
+        facts = Facts(model=model, data=data, person_at_hand=person_at_hand)
         findings = [
+            *capability_findings(request, facts, has_checkpoints=observations.saved is not None),
             accelerator,
             *([dtype_finding] if accelerator.exit_code != PolicyRefused.exit_code else []),  # judged on the wrong device otherwise
             threads_finding,
             compute.batch_finding(request, rows),
+            *compute.schedule_findings(request),
             *(_budget_finding(budget) for budget in budgets),
             *(compute.model_findings(request, model) if model is not None else ()),
             *(memory.memory_findings(model, request, dtype, device, budgets, rows) if model is not None else ()),
@@ -70,7 +76,9 @@ class EnvironmentDoctor:
             *software.version_findings(observations),
             *software.build_findings(request, observations, device),
             *software.deepspeed_key_findings(request, device),
+            *software.engine_findings(observations.engine),
             *software.environment_findings(observations),
+            *left_out_findings(request, device),
         ]
         host = next(budget.budget_bytes for budget in budgets if budget.kind == "host")
         return EnvironmentReport(

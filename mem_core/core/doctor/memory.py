@@ -9,8 +9,9 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
+from mem_core.core.doctor.changes import adapters, offload, with_values
 from mem_core.domain.environment import Finding, MemoryBudget, ModelNumbers
-from mem_core.domain.request import LoraSection, RuntimeRequest
+from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.units import format_bytes
 
 Device = Literal["cpu", "cuda"]
@@ -52,7 +53,7 @@ def estimate_memory(
     - gradients: T w, since accumulation is not managed by DeepSpeed and whole gradients stay until the step; at stage 3
       a float32 copy of the rank's partition comes on top, 4 T / R.
     - optimizer: two Adam moments in float32, 8 T / s, and from stage 1 on (or with 16-bit weights) a float32 master copy,
-      4 T / s. With offload they are counted on the host.
+      4 T / s. With offload, which there is from stage 1 on, they are counted on the host.
     - step_transient: copies of the gradients on their way to the optimizer: the reduction buffer, T w; at stages 1 and 2 also
       the flat float32 partition, 4 T / s; at stage 3 two buckets, 2 min(T, 5e8) w.
     - activations: tokens x layers x (13 hidden + 3 kv + 4 intermediate) x w; with activation checkpointing
@@ -82,7 +83,7 @@ def estimate_memory(
     at_loss = activations + logits + (state["gradients"] if passes > 1 else 0)
     at_step = state["gradients"] + state["step_transient"] + int(retained * (activations + logits))
 
-    offloaded = request.parallel.offload_optimizer == "cpu" and device == "cuda"
+    offloaded = request.parallel.offload_optimizer == "cpu" and device == "cuda" and stage >= 1
     base = CUDA_CONTEXT_BYTES if device == "cuda" else PROCESS_BASE_BYTES
     peak = base + state["weights"] + (0 if offloaded else state["optimizer"]) + max(at_loss, at_step)
     estimates = {
@@ -103,7 +104,8 @@ def estimate_memory(
 
 
 def trained_parameters(model: ModelNumbers, request: RuntimeRequest) -> int:
-    """Parameters that get gradients: as stated, else with LoRA 2 hidden x rank for each target module of each layer, else all."""
+    """Parameters that get gradients, by size alone: as stated, else with LoRA 2 hidden x rank for each target module of each layer,
+    else all. In a rank `Trainable` marks them."""
     lora = request.model.lora
     if model.num_trainable_parameters is not None or lora is None:
         return model.num_trainable_parameters or model.num_parameters
@@ -180,7 +182,7 @@ def memory_findings(
     findings = [_training_finding(model, request, dtype, device, main, estimates, rows)] if main else []
     host = by_kind.get("host")
     if host:
-        findings += [_save_finding(estimates, host, device), _resume_finding(estimates, host)]
+        findings += [_save_finding(model, request, estimates, host, device), _resume_finding(estimates, host)]
     if host and device == "cuda":
         findings.append(_fit("memory.host", "host memory beside the device", estimates["host_peak_total"], host, "", strict=False))
     return tuple(findings)
@@ -205,9 +207,8 @@ def _training_finding(
 
 def _lowest_rung_bytes(model: ModelNumbers, request: RuntimeRequest, dtype: Dtype, device: Device) -> int:
     """What is still needed when adaptive memory has used every means: one row, activation checkpointing, offload."""
-    if device == "cuda":
-        request = request.model_copy(update={"parallel": request.parallel.model_copy(update={"offload_optimizer": "cpu"})})
-    return needed_bytes(estimate_memory(model, request, dtype, device=device, activation_checkpointing=True), device)
+    lowest = next((changed for _, changed in offload(request, model, device)), request)
+    return needed_bytes(estimate_memory(model, lowest, dtype, device=device, activation_checkpointing=True), device)
 
 
 def _fit(check: str, label: str, needed: int, budget: MemoryBudget, remedy: str, *, strict: bool) -> Finding:
@@ -222,11 +223,14 @@ def _fit(check: str, label: str, needed: int, budget: MemoryBudget, remedy: str,
     return Finding(check=check, severity="warning", observed=observed, needed=text, remedy=remedy)
 
 
-def _save_finding(estimates: Mapping[str, int], host: MemoryBudget, device: Device) -> Finding:
+def _save_finding(
+    model: ModelNumbers, request: RuntimeRequest, estimates: Mapping[str, int], host: MemoryBudget, device: Device
+) -> Finding:
     """A process killed right after a save, when the copy of the state and the next step's peak meet."""
     training = estimates["host_peak_total" if device == "cuda" else "training_peak_total"]
     needed = training + estimates["save_copy_total"]
-    remedy = "A save behind training may not fit: use fewer ranks per machine, model.lora, or more memory."
+    ways = ", ".join(["fewer ranks per machine", *(words for words, _ in adapters(request, model)), "or more memory"])
+    remedy = f"A save behind training may not fit: use {ways}."
     return _fit("memory.save", "host memory while a checkpoint is written behind training", needed, host, remedy, strict=False)
 
 
@@ -249,15 +253,12 @@ def _what_would_fit(model: ModelNumbers, request: RuntimeRequest, dtype: Dtype, 
         found.append("memory.micro_batch_size: 1 or auto")
     elif fits(request, checkpointing=True):
         found.append("memory.micro_batch_size: 1 with model.activation_checkpointing: on")
-    shorter = next((length for length in _shorter_lengths(request) if fits(_with_length(request, length), checkpointing=True)), None)
-    if shorter and not found:
-        found.append(f"data.sequence_length: {shorter} with activation checkpointing")
-    offload = request.model_copy(update={"parallel": request.parallel.model_copy(update={"offload_optimizer": "cpu"})})
-    if device == "cuda" and request.parallel.offload_optimizer == "none" and fits(offload, checkpointing=True):
-        found.append("parallel.offload_optimizer: cpu")
-    with_lora = request.model_copy(update={"model": request.model.model_copy(update={"lora": LoraSection()})})
-    if request.model.lora is None and fits(with_lora):
-        found.append("model.lora: {rank: 8}")
+    shorter = ((length, with_values(request, "data", sequence_length=length)) for length in _shorter_lengths(request))
+    length = next((length for length, changed in shorter if not found and fits(changed, checkpointing=True)), None)
+    if length:
+        found.append(f"data.sequence_length: {length} with activation checkpointing")
+    found += [words for words, changed in offload(request, model, device) if fits(changed, checkpointing=True)]
+    found += [words for words, changed in adapters(request, model) if fits(changed)]
     if device == "cuda" and request.parallel.zero_stage < 3:
         found.append("a higher parallel.zero_stage with more ranks")
     return (
@@ -271,10 +272,6 @@ def _shorter_lengths(request: RuntimeRequest) -> list[int]:
         lengths.append(length)
         length //= 2
     return lengths
-
-
-def _with_length(request: RuntimeRequest, length: int) -> RuntimeRequest:
-    return request.model_copy(update={"data": request.data.model_copy(update={"sequence_length": length})})
 
 
 def _activation_bytes(model: ModelNumbers, tokens: int, item: int, checkpointing: bool) -> int:

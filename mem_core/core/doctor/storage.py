@@ -2,6 +2,7 @@
 
 import time
 
+from mem_core.domain.capabilities import convertible_stages, is_convertible
 from mem_core.domain.environment import DataNumbers, Finding, MachineObservations
 from mem_core.domain.request import MAX_SEGMENTS, RuntimeRequest
 from mem_core.domain.units import format_bytes
@@ -109,7 +110,7 @@ def data_findings(data: DataNumbers) -> tuple[Finding, ...]:
     problems = [*data.problems, *bad]
     full = [file for file in data.files if file.size_bytes > 0 and not file.problem]
     empty = [file.path for file in data.files if file.size_bytes == 0 and not file.problem]
-    if problems or not full:
+    if problems or not (full or data.parquet):
         observed = _some(problems) if problems else f"no data: {_some(empty) or 'no file'} {'is' if len(empty) == 1 else 'are'} empty"
         return (
             Finding(
@@ -121,6 +122,8 @@ def data_findings(data: DataNumbers) -> tuple[Finding, ...]:
                 exit_code=66,
             ),
         )
+    if not full:
+        return ()  # only what the table of capabilities refuses
     total = sum(file.size_bytes for file in full)
     findings = [Finding(check="data", severity="ok", observed=f"{len(full)} file{'s' if len(full) > 1 else ''}, {format_bytes(total)}")]
     if empty:
@@ -176,14 +179,17 @@ def occupant_findings(request: RuntimeRequest, seen: MachineObservations) -> tup
 def _saved_finding(request: RuntimeRequest, num_ranks: int, zero_stage: int, step: int) -> Finding:
     """Optimizer shards fit the rank count and stage that they were written by; DeepSpeed says so only deep inside a load."""
     asked = request.parallel
+    convertible = is_convertible(zero_stage, asked.zero_stage)
+    convert = " or let the checkpoint be converted and proven: mem train REQUEST --allow-reshard;" if convertible else ""
+    only = "" if convertible else f"; it can be converted to stage {convertible_stages(zero_stage)}"
     return Finding(
-        check="saved_layout",
+        check="saved_layout" if convertible else "saved_stage",
         severity="failure",
         observed=f"asked for {asked.num_ranks} ranks at ZeRO stage {asked.zero_stage}",
-        needed=f"{num_ranks} ranks at ZeRO stage {zero_stage}, as the checkpoint of step {step} was saved",
+        needed=f"{num_ranks} ranks at ZeRO stage {zero_stage}, as the checkpoint of step {step} was saved{only}",
         remedy=(
-            f"Set parallel.num_ranks: {num_ranks} and parallel.zero_stage: {zero_stage} to go on; or let the checkpoint be converted "
-            "and proven: mem train REQUEST --allow-reshard; or start another run_id from the exported weights, with a new optimizer state."
+            f"Set parallel.num_ranks: {num_ranks} and parallel.zero_stage: {zero_stage} to go on;{convert} "
+            "or start another run_id from the exported weights, with a new optimizer state."
         ),
         exit_code=64,
     )

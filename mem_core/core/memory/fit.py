@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+from mem_core.core.doctor.changes import Change, adapters, offload, with_values
 from mem_core.core.doctor.memory import Device, Dtype, estimate_memory, needed_bytes
 from mem_core.domain.environment import ModelNumbers
-from mem_core.domain.request import LoraSection, RuntimeRequest
+from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.segment import Evidence
 from mem_core.domain.units import format_bytes
 
 SHORTEST_LENGTH = 16
@@ -19,29 +21,41 @@ class WayOut:
 
 
 def ways_out(model: ModelNumbers, request: RuntimeRequest, dtype: Dtype, device: Device) -> tuple[WayOut, ...]:
-    """Every kind of change that needs less than the bottom of the ladder: shorter rows, ZeRO stage, LoRA. Mildest first."""
+    """Every kind of change that needs less than the bottom of the ladder and that this build can do. Mildest first."""
 
     def needed(changed: RuntimeRequest) -> int:
         return needed_bytes(estimate_memory(model, changed, dtype, device=device, activation_checkpointing=True), device)
 
     bottom = needed(request)
-    candidates = [(f"data.sequence_length: {length}", _with(request, "data", sequence_length=length)) for length in _lengths(request)]
+    candidates: list[Change] = [
+        (f"data.sequence_length: {length}", with_values(request, "data", sequence_length=length)) for length in _lengths(request)
+    ]
     if request.parallel.zero_stage < 3 and request.parallel.num_ranks > 1:
-        candidates.append(("parallel.zero_stage: 3", _with(request, "parallel", zero_stage=3)))
-    if device == "cuda" and request.parallel.offload_optimizer == "none":
-        candidates.append(("parallel.offload_optimizer: cpu", _with(request, "parallel", offload_optimizer="cpu")))
-    if request.model.lora is None:
-        candidates.append(("model.lora: {rank: 8}", _with(request, "model", lora=LoraSection())))
+        candidates.append(("parallel.zero_stage: 3", with_values(request, "parallel", zero_stage=3)))
+    candidates += [*offload(request, model, device), *adapters(request, model)]
     found = [WayOut(change, needed(changed)) for change, changed in candidates]
     return tuple(way for way in found if way.needed_bytes < bottom)
 
 
-def exhausted_remedy(model: ModelNumbers, request: RuntimeRequest, dtype: Dtype, device: Device, budget_bytes: int) -> str:
+def leak_remedy(seen: Evidence) -> str:
+    """The remedy where a process has grown: size is not the cause, and no smaller pass or model is the cure."""
+    limit = f"{seen.limit_name or 'the limit'} of {format_bytes(seen.limit_bytes or 0)}"
+    return (
+        f"Memory grew until nothing fitted under {limit}, which looks like a leak: passes of {seen.worked_tokens} tokens worked before in "
+        "the same process. Find what keeps memory from step to step (the journal's notes on memory name python objects and mapped bytes); "
+        "until then a smaller checkpoint.every_s or training.segment_steps lets workers be replaced before the limit."
+    )
+
+
+def exhausted_remedy(
+    model: ModelNumbers, request: RuntimeRequest, dtype: Dtype, device: Device, budget_bytes: int, limit_name: str = ""
+) -> str:
     """The remedy of exit 78: the need at micro-batch 1, and each way out with what it needs; those that fit come first."""
     estimate = estimate_memory(model, request, dtype, device=device, activation_checkpointing=True)
+    limit = f"{limit_name or 'the limit'} is {format_bytes(budget_bytes) if budget_bytes else 'unknown'}"
     bottom = (
         f"One row of {request.data.sequence_length} tokens with activation checkpointing needs about "
-        f"{format_bytes(needed_bytes(estimate, device))}; the limit is {format_bytes(budget_bytes) if budget_bytes else 'unknown'}"
+        f"{format_bytes(needed_bytes(estimate, device))}; {limit}"
     )
     ways = ways_out(model, request, dtype, device)
     fitting = [way for way in ways if not budget_bytes or way.needed_bytes <= budget_bytes]
@@ -50,10 +64,6 @@ def exhausted_remedy(model: ModelNumbers, request: RuntimeRequest, dtype: Dtype,
     if fitting:
         return f"{bottom}. What would fit: {words}; or more memory."
     return f"{bottom}. Nothing smaller is predicted to fit{f', the nearest: {words}' if words else ''}: use a smaller model or more memory."
-
-
-def _with(request: RuntimeRequest, section: str, **values: object) -> RuntimeRequest:
-    return request.model_copy(update={section: getattr(request, section).model_copy(update=values)})
 
 
 def _lengths(request: RuntimeRequest) -> list[int]:

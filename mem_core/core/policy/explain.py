@@ -24,6 +24,7 @@ _CLAMPS = {
     "cool_down": "held during the cool-down",
     "instability": "not raised after instability",
     "memory_pressure": "not raised under memory pressure",
+    "loss_scale_set": "not taken any more",
 }
 
 
@@ -35,8 +36,13 @@ def explain_decision(decision: PolicyDecision) -> str:
         lines.append(f"  asked for: {asked}")
     lines.append(f"  applied:   {_values(decision.applied_hyperparams)}")
     lines += [f"  changed:   {_clamp(clamp)}" for clamp in decision.clamps]
-    lines += [f"  note:      {name} has no effect without float16" for name in decision.not_applicable]
+    lines += [f"  note:      {name} {_no_effect(decision, name)}" for name in decision.not_applicable]
     return "\n".join(lines)
+
+
+def _no_effect(decision: PolicyDecision, name: str) -> str:
+    set_before = any(clamp.field == name and clamp.reason == "loss_scale_set" for clamp in decision.clamps)
+    return "has no effect once training has begun" if set_before else "has no effect without float16"
 
 
 def _reason(decision: PolicyDecision) -> str:

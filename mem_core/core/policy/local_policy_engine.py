@@ -71,6 +71,7 @@ class LocalPolicyEngine:
             health=health,
             history=history,
             bounds=self.bounds,
+            loss_scale_once=True,
         )
 
 

@@ -7,7 +7,8 @@ from mem_core.domain.directive import ExecutiveDirective, Refusal
 from mem_core.domain.plan import CandidatePlan, Hyperparams, MemoryPlan
 from mem_core.domain.policy import Clamp, IntegerBound, LaneBounds, NumberBound, PolicyDecision, PolicyInputs
 
-FIELDS = ("lr_multiplier", "gradient_clip_norm", "loss_scale_initial_power")
+LOSS_SCALE = "loss_scale_initial_power"
+FIELDS = ("lr_multiplier", "gradient_clip_norm", LOSS_SCALE)
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def decide(inputs: PolicyInputs, plan: CandidatePlan) -> PolicyDecision:
         lane=lane.lane,
         applied_hyperparams=draft.values,
         clamps=draft.clamps + memory_clamps,
-        not_applicable=_not_applicable(inputs),
+        not_applicable=_not_applicable(inputs, plan),
         directive=directive.model_dump(exclude_none=True) if directive else None,
         proposed_hyperparams=draft.proposed,
         applied_memory=memory,
@@ -68,7 +69,10 @@ def _propose(inputs: PolicyInputs, plan: CandidatePlan, lane: LaneBounds) -> Dra
         return Draft(inputs.base, inputs.refusal.reason, allow=False, detail=inputs.refusal.detail)
     if inputs.directive is None:
         return Draft(inputs.base, "no_directive")
-    return _cool_down(clamp_directive(inputs.directive, inputs.base, lane), inputs, plan)
+    draft = clamp_directive(inputs.directive, inputs.base, lane)
+    if _loss_scale_is_set(inputs, plan):
+        draft = _keep_loss_scale(draft, inputs.directive, inputs.base)
+    return _cool_down(draft, inputs, plan)
 
 
 def canary_harm(inputs: PolicyInputs, lane: LaneBounds) -> str:
@@ -118,6 +122,23 @@ def clamp_directive(directive: ExecutiveDirective, base: Hyperparams, lane: Lane
     values = Hyperparams(lr_multiplier=float(lr), gradient_clip_norm=float(norm), loss_scale_initial_power=int(power))
     clamps = lr_clamp + norm_clamp + power_clamp
     return Draft(values, "clamped" if clamps else "accepted", clamps=clamps)
+
+
+def _loss_scale_is_set(inputs: PolicyInputs, plan: CandidatePlan) -> bool:
+    """An engine takes a first loss scale when it is built; from then on it adjusts it by itself, and a checkpoint brings it along."""
+    return inputs.loss_scale_once and plan.from_step > 0
+
+
+def _keep_loss_scale(draft: Draft, directive: ExecutiveDirective, base: Hyperparams) -> Draft:
+    """A proposal that no engine would notice is recorded as not taken, never as applied."""
+    name, proposed, kept = LOSS_SCALE, directive.loss_scale_initial_power, base.loss_scale_initial_power
+    if proposed is None:
+        return draft
+    clamps = tuple(clamp for clamp in draft.clamps if clamp.field != name)
+    if proposed != kept:
+        clamps += (_clamped(name, proposed, kept, f"the first one ({kept}) was set when training began", "loss_scale_set"),)
+    values = draft.values.model_copy(update={name: kept})
+    return replace(draft, values=values, clamps=clamps, reason="clamped" if clamps else "accepted")
 
 
 def _clamp(name: str, proposed: float | None, base: float, bound: NumberBound | IntegerBound) -> tuple[float, tuple[Clamp, ...]]:
@@ -177,11 +198,11 @@ def _hold(draft: Draft, current: Hyperparams, bound: str, reason: str, *, keep_l
     return replace(draft, values=values, clamps=clamps, reason="clamped" if draft.reason == "accepted" else draft.reason)
 
 
-def _not_applicable(inputs: PolicyInputs) -> tuple[str, ...]:
+def _not_applicable(inputs: PolicyInputs, plan: CandidatePlan) -> tuple[str, ...]:
     directive = inputs.directive
-    if inputs.dtype == "float16" or directive is None or directive.loss_scale_initial_power is None:
+    if directive is None or directive.loss_scale_initial_power is None:
         return ()
-    return ("loss_scale_initial_power",)
+    return (LOSS_SCALE,) if inputs.dtype != "float16" or _loss_scale_is_set(inputs, plan) else ()
 
 
 def memory_pressure(inputs: PolicyInputs) -> bool:

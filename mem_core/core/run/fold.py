@@ -80,7 +80,7 @@ class RunFold:
         self._num_decisions = self._num_clamped = self._num_refused = 0
         self._report: EnvironmentReport | None = None
         self._peak_bytes = 0
-        self._validation_loss: float | None = None
+        self._evaluated: Evaluated | None = None
 
     def add(self, line: JournalLine) -> None:
         """Take the next line."""
@@ -94,6 +94,7 @@ class RunFold:
             case TimeSpent():
                 self._time.time_spent(line.time_unix_s, event.seconds)
             case _:
+                self._time.alive(line.time_unix_s)
                 self._add_untimed(event)
 
     def _add_untimed(self, event: Event) -> None:
@@ -133,7 +134,7 @@ class RunFold:
             case Recovered():
                 self._failures.recovered(event)
             case Evaluated():
-                self._validation_loss = event.validation_loss
+                self._evaluated = event
             case CheckpointSealed() | BatchSkipped() | Noted() | AttemptStarted() | RunEnded() | TimeSpent():
                 pass
             case _:
@@ -176,7 +177,9 @@ class RunFold:
             weights_digest=committed[1] or ended[1],
             loss_first=line.loss_first,
             loss_last=line.loss_last,
-            validation_loss=self._validation_loss,
+            validation_loss=self._evaluated.validation_loss if self._evaluated else None,
+            validation_rows=self._evaluated.validation_rows if self._evaluated else None,
+            validation_rows_total=self._evaluated.validation_rows_total if self._evaluated else None,
             tokens=line.tokens,
             tokens_per_s=line.tokens_per_s,
             restarts=self._failures.restarts,

@@ -4,6 +4,7 @@ The global batch does not depend on either (I1), so the run stays the same run u
 """
 
 from mem_core.core.run.state_manager import RunRecord
+from mem_core.domain.capabilities import convertible_stages, is_convertible
 from mem_core.domain.checkpoint import CheckpointManifest
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.errors import RequestError
@@ -36,20 +37,15 @@ def reshaped(record: RunRecord, request: RuntimeRequest, threads_per_rank: int) 
 
 
 def refuse_inconvertible(manifest: CheckpointManifest, num_ranks: int, zero_stage: int) -> None:
-    """DeepSpeed's universal checkpoints are made of ZeRO's optimizer shards, which stage 0 has not.
-
-    Raises:
-        RequestError: from or to stage 0, with what is possible.
-    """
-    if manifest.zero_stage == zero_stage or (manifest.zero_stage > 0 and zero_stage > 0):
+    """Raises RequestError: from or to stage 0, with what is possible."""
+    if is_convertible(manifest.zero_stage, zero_stage):
         return
-    possible = "0, with any number of ranks" if manifest.zero_stage == 0 else "1 to 3, with any number of ranks"
     raise RequestError(
         f"the checkpoint of step {manifest.step} is of {describe_shape(manifest.num_ranks, manifest.zero_stage)}, "
         f"which cannot be converted to {describe_shape(num_ranks, zero_stage)}",
         field="parallel.zero_stage",
         value=zero_stage,
-        bound=possible,
+        bound=convertible_stages(manifest.zero_stage),
         remedy="Take one of these, or start another run_id from the exported weights.",
     )
 

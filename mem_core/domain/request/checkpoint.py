@@ -16,4 +16,6 @@ class CheckpointSection(Section):
         default=None, description="End a segment after this many seconds; auto chooses by measured save cost and fault rate."
     )
     validation: Literal["integrity", "replay"] = Field(default="integrity", description="How a checkpoint is proven.")
-    mirror: str | None = Field(default=None, description="fsspec URL that gets a copy of every validated checkpoint.")
+    mirror: str | None = Field(
+        default=None, description="fsspec URL that gets a copy of every validated checkpoint; only with a local store."
+    )

@@ -11,15 +11,19 @@ class DataSection(Section):
     """What to train on and how rows become token sequences."""
 
     train: tuple[str, ...] = Field(
-        default=("stdlib:",), min_length=1, description="Files, globs or URLs; 'stdlib:' is Python's own library sources."
+        default=("stdlib:",),
+        min_length=1,
+        description="Files, globs or URLs of text or JSONL (parquet is not supported yet); 'stdlib:' is Python's own library sources.",
     )
     validation: float | tuple[str, ...] | None = Field(
-        default=0.01, description="A fraction held out, a list like train, or null for none."
+        default=0.01, description="A fraction held out, a list like train (parquet is not supported yet), or null for none."
     )
-    format: Literal["auto", "text", "jsonl", "parquet"] = Field(default="auto", description="File format; auto goes by the file name.")
+    format: Literal["auto", "text", "jsonl", "parquet"] = Field(
+        default="auto", description="File format; auto goes by the file name; parquet is not supported yet."
+    )
     text_field: str = Field(default="text", description="JSONL field that holds the text.")
     messages_field: str | None = Field(
-        default=None, description="JSONL field with chat messages, rendered by the tokenizer's chat template."
+        default=None, description="JSONL field with chat messages, rendered by the tokenizer's chat template; presets have none."
     )
     prompt_field: str | None = Field(default=None, description="JSONL field with the prompt; the loss covers the completion only.")
     completion_field: str | None = Field(default=None, description="JSONL field with the completion.")

@@ -20,7 +20,10 @@ class ModelSection(Section):
     """Which model, in which number format."""
 
     source: str = Field(
-        default="preset:llama-nano", min_length=1, description="preset:NAME, or a folder or URL of a Hugging Face causal language model."
+        default="preset:llama-nano",
+        min_length=1,
+        description="preset:NAME, or a folder or URL of a Hugging Face causal language model; "
+        "losses that a model adds by itself are not supported yet.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="Number format of the weights while training; auto follows the device."
@@ -29,4 +32,6 @@ class ModelSection(Section):
         default="auto", description="Recompute activations in the backward pass to save memory."
     )
     compile: Literal["auto", "on", "off"] = Field(default="auto", description="torch.compile through the engine; auto leaves it off.")
-    lora: LoraSection | None = Field(default=None, title="LoRA", description="Low-rank adapters; null trains every weight.")
+    lora: LoraSection | None = Field(
+        default=None, title="LoRA", description="Low-rank adapters. Not supported yet: keep null, which trains every weight."
+    )

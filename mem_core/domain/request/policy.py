@@ -23,7 +23,7 @@ class PlannerSection(Section):
 class ApprovalSection(Section):
     """A person confirms changed hyper-parameters."""
 
-    required: bool = Field(default=False, description="Ask a person before applied values change.")
+    required: bool = Field(default=False, description="Ask a person before applied values change; needs a Prefect server with a UI.")
     time_limit_s: float = Field(default=3_600, gt=0, le=604_800, description="No answer within this time is a refusal.")
 
 

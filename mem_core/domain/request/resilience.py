@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from mem_core.domain.fault_kinds import FAULT_KINDS
 from mem_core.domain.request.section import Section
 
 
@@ -36,6 +37,8 @@ class ChaosSection(Section):
     """Real faults on purpose, for drills."""
 
     seed: int = Field(default=0, ge=0, description="Seed of the fault plan.")
-    every_s: float | None = Field(default=None, gt=0, description="Mean seconds between faults.")
+    every_s: float | None = Field(default=None, gt=0, description="Mean seconds between faults; not used where at_steps is given.")
     at_steps: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(default=None, description="Steps at which to inject.")
-    kinds: tuple[str, ...] | None = Field(default=None, description="Kinds of fault; null means all that this machine allows.")
+    kinds: tuple[str, ...] | None = Field(
+        default=None, description=f"Kinds of fault; null means all that this machine allows. There are: {', '.join(FAULT_KINDS)}."
+    )

@@ -41,7 +41,9 @@ class RuntimeRequest(Section):
     deepspeed: dict[str, Any] = Field(default={}, description="Raw DeepSpeed keys, merged into the engine's configuration.")
     policy: PolicySection = Field(default=PolicySection(), title="Policy", description="Bounds on advice.")
     resilience: ResilienceSection = Field(default=ResilienceSection(), title="Resilience", description="How failures are bounded.")
-    chaos: ChaosSection | None = Field(default=None, title="Chaos", description="Real faults on purpose, for drills.")
+    chaos: ChaosSection | None = Field(
+        default=None, title="Chaos", description="Real faults on purpose, for drills; training leaves it out."
+    )
 
     @field_validator("deepspeed")
     @classmethod

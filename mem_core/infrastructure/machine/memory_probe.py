@@ -97,6 +97,10 @@ class ProcessMeter:
         """Highest resident memory since the last reset (VmHWM)."""
         return self._status_bytes(b"VmHWM:")
 
+    def peak_address_space_bytes(self) -> int:
+        """Most address space ever (VmPeak); no reset brings it down."""
+        return self._status_bytes(b"VmPeak:")
+
     def data_bytes(self) -> int:
         """Private writable mappings: what RLIMIT_DATA counts (VmData)."""
         return self._status_bytes(b"VmData:")

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from mem_core.domain.environment import MemoryBudget
 from mem_core.infrastructure.machine.memory_probe import MemoryUsage
@@ -34,16 +35,24 @@ class CudaReading:
 class CudaProbe:
     """`MemoryProbe` of one device of this process.
 
-    `usage` reads the allocator's own counters and never synchronises with the device.
+    `usage` reads the allocator's own counters and never synchronises with the device. `cuda` stands in for torch's module of
+    that name.
     """
 
-    def __init__(self, device_index: int = 0) -> None:
+    def __init__(self, device_index: int, cuda: Any = None) -> None:
         self._index = device_index
+        self._given = cuda
+
+    @property
+    def _cuda(self) -> Any:
+        if self._given is None:
+            import torch
+
+            self._given = torch.cuda
+        return self._given
 
     def usage(self) -> MemoryUsage:
-        import torch
-
-        stats = torch.cuda.memory_stats(self._index)
+        stats = self._cuda.memory_stats(self._index)
         return MemoryUsage(
             kind="device",
             used_bytes=int(stats.get("allocated_bytes.all.current", 0)),
@@ -53,16 +62,12 @@ class CudaProbe:
         )
 
     def reset_peak(self) -> None:
-        import torch
-
-        torch.cuda.reset_peak_memory_stats(self._index)
+        self._cuda.reset_peak_memory_stats(self._index)
 
     def read(self) -> CudaReading:
         """Allocator, driver and neighbours. Asks the driver, so it is for segment boundaries rather than steps."""
-        import torch
-
-        stats = torch.cuda.memory_stats(self._index)
-        free, total = torch.cuda.mem_get_info(self._index)
+        stats = self._cuda.memory_stats(self._index)
+        free, total = self._cuda.mem_get_info(self._index)
         return CudaReading(
             allocated_bytes=int(stats.get("allocated_bytes.all.current", 0)),
             reserved_bytes=int(stats.get("reserved_bytes.all.current", 0)),
@@ -81,9 +86,7 @@ class CudaProbe:
 
     def _nvml_index(self) -> str | int:
         """NVML counts all devices of the machine, torch those that CUDA_VISIBLE_DEVICES shows: the UUID fits both."""
-        import torch
-
-        uuid = getattr(torch.cuda.get_device_properties(self._index), "uuid", None)
+        uuid = getattr(self._cuda.get_device_properties(self._index), "uuid", None)
         return f"GPU-{uuid}" if uuid is not None else self._index
 
 

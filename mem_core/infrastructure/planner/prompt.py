@@ -9,7 +9,7 @@ SYSTEM_PROMPT = """You watch the training of a language model and may suggest hy
 Reply with exactly one JSON object and nothing else. Known keys, all optional:
   lr_multiplier             number: multiplies the base learning-rate schedule (it does not add up over segments)
   gradient_clip_norm        number: global gradient norm above which gradients are scaled down
-  loss_scale_initial_power  integer: log2 of the first loss scale, float16 only
+  loss_scale_initial_power  integer: log2 of the first loss scale, float16 only; no effect once training has begun
 An absent key keeps the request's own value; {} changes nothing. Values outside the bounds are clamped.
 Any other key, text in place of a number, or more than one object makes the whole reply void."""
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import yaml
 
+from mem_core.domain.capabilities import refuse_unsupported
 from mem_core.domain.errors import RequestError
 from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.request.errors import request_error
@@ -22,13 +23,22 @@ def load_request(path: str, overrides: Sequence[str] = ()) -> RuntimeRequest:
     """The request in a YAML or JSON file (`-` is standard input), changed by `--set a.b=c` overrides.
 
     Raises:
-        RequestError: the file cannot be read or parsed, a key is unknown or given twice, or a value is out of bounds.
+        RequestError: the file cannot be read or parsed, a key is unknown or given twice, a value is out of bounds, or something is
+            asked for that this build cannot do.
     """
     return build_request(apply_overrides(load_mapping(path), overrides))
 
 
 def build_request(values: Mapping[str, Any]) -> RuntimeRequest:
-    """Validate plain values. Raises RequestError (exit 64) for whatever is wrong, all of it in one message."""
+    """A request that may be run. Raises RequestError (exit 64) for whatever is wrong or not supported, all of it in one message."""
+    request = parse_request(values)
+    refuse_unsupported(request)
+    return request
+
+
+def parse_request(values: Mapping[str, Any]) -> RuntimeRequest:
+    """Validate plain values against the schema alone: for the doctor, which reports what is not supported among its findings, and
+    where values are still to be changed. Raises RequestError."""
     from pydantic import ValidationError
 
     try:

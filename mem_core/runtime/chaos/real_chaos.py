@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mem_core.domain.fault_kinds import FAULT_KINDS
 from mem_core.runtime.chaos.faults.injectors import INJECTORS
 from mem_core.runtime.chaos.faults.scene import NotNow, NotProven, Scene, Strike
 from mem_core.runtime.chaos.faults.view import Sign
-from mem_core.runtime.chaos.plan.kinds import FAULT_KINDS
 from mem_core.runtime.chaos.plan.plan import PlannedFault
 
 POLL_S = 0.01

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from mem_core.domain.request import DataSection
 from mem_core.domain.units import Value
+from mem_core.runtime.models.encoding import CURRENT_RULES
 
 MAX_BAD_ROWS_KEPT = 100
 
@@ -39,6 +40,7 @@ class PreparedData(Value):
     longest_tokens: int = Field(description="Tokens of the longest training row.")
     bad_rows: tuple[str, ...] = Field((), description="file:line: reason, the first hundred.")
     num_bad_rows: int = 0
+    hint: str = Field(default="", description="The setting that would fit the bad rows, where they are of a known kind.")
     dropped_rows: dict[str, int] = Field({}, description="Rows that are fine but not trained on, by kind.")
     pad_token_id: int
     eos_token_id: int | None
@@ -49,6 +51,10 @@ class PreparedData(Value):
     num_files: int = 0
     size_bytes: int = Field(0, description="Bytes of the source files.")
     notes: tuple[str, ...] = Field((), description="What a person should know: empty files, missing masks, no validation rows.")
+    index_sha256: dict[str, str] = Field(
+        default={}, description="Digest of the index of each folder of rows; empty before version 2 of the cache."
+    )
+    encoding: dict[str, str] = Field({}, description="All that decides token ids, part by part; empty under the first rules.")
 
 
 class PrepareJob(Value):
@@ -59,3 +65,4 @@ class PrepareJob(Value):
     vocab_size: int | None
     cache_dir: Path
     parent_pid: int
+    rules: int = Field(CURRENT_RULES, description="How rows become tokens; a run goes on under the rules that it was born with.")

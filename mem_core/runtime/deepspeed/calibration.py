@@ -12,7 +12,8 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,12 +21,27 @@ import torch
 from mem_core.core.memory.ladder import MicroBatch
 from mem_core.core.memory.model import PeakSample, fit_line
 from mem_core.infrastructure.machine.memory_probe import ProcessMeter
-from mem_core.runtime.deepspeed.passes import summed_loss
-from mem_core.runtime.ranks.local.fork_server import die_with_parent, first_to_be_killed
+from mem_core.infrastructure.machine.process_ties import die_with_parent, first_to_be_killed
+from mem_core.runtime.data.serving.collate import Batch
+from mem_core.runtime.deepspeed.objective import Objective
+from mem_core.runtime.deepspeed.trainable import Trainable
+from mem_core.runtime.ranks.worker.device import LocalDevice
 
 LIMIT_S = 10.0
 SHORTEST = 16
 STOP_SHARE = 0.6  # of what is free: a pass that is predicted to take more is not tried; pages that the child copies count too
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward and backward pass as training does it, of made-up rows. Leaves no gradient behind."""
+
+    objective: Objective
+    trainable: Trainable
+
+    def run(self, module: Any, batch: Batch) -> None:
+        """`torch.autograd.grad` touches neither `.grad` nor the hooks that hang on accumulation."""
+        torch.autograd.grad(self.objective.loss(module, batch), self.trainable.parameters(module), allow_unused=True)
 
 
 def sizes_to_try(longest: int, typical: int, most_rows: int) -> list[MicroBatch]:
@@ -36,7 +52,9 @@ def sizes_to_try(longest: int, typical: int, most_rows: int) -> list[MicroBatch]
     return sorted(sizes, key=lambda size: size.tokens)
 
 
-def measure_forked(module: Callable[[], Any], sizes: list[MicroBatch], free_bytes: float, *, recompute: bool) -> list[PeakSample]:
+def measure_forked(
+    module: Callable[[], Any], one_pass: Pass, sizes: list[MicroBatch], free_bytes: float, *, recompute: bool
+) -> list[PeakSample]:
     """Measure in a forked child; `module()` gives the model there. What it could not do is missing from the result."""
     read_fd, write_fd = os.pipe()
     parent_pid = os.getpid()
@@ -48,7 +66,7 @@ def measure_forked(module: Callable[[], Any], sizes: list[MicroBatch], free_byte
         return []
     if pid == 0:
         os.close(read_fd)
-        _child_main(parent_pid, write_fd, module, sizes, free_bytes, recompute)
+        _child_main(parent_pid, write_fd, partial(_measured_child, module, one_pass, sizes, free_bytes, recompute))
     os.close(write_fd)
     text = _read_until_end(read_fd, time.monotonic() + LIMIT_S)
     os.close(read_fd)
@@ -58,16 +76,18 @@ def measure_forked(module: Callable[[], Any], sizes: list[MicroBatch], free_byte
     return [PeakSample(MicroBatch(rows, length), peak_bytes) for rows, length, peak_bytes in lines]
 
 
-def measure_in_place(module: Any, sizes: list[MicroBatch], free_bytes: float, device: torch.device, *, recompute: bool) -> list[PeakSample]:
+def measure_in_place(
+    module: Any, one_pass: Pass, sizes: list[MicroBatch], free_bytes: float, device: LocalDevice, *, recompute: bool
+) -> list[PeakSample]:
     """Measure on the device; an allocation that fails ends the measurement. The model is left as it was."""
     before = bool(getattr(module, "is_activation_checkpointing", False))
-    with torch.random.fork_rng(devices=[device]):
+    with torch.random.fork_rng(devices=[device.torch_device]):
         _switch(module, recompute)
         try:
-            return list(_measure(module, sizes, free_bytes, _DeviceMeter(device)))
+            return list(_measure(module, one_pass, sizes, free_bytes, _DeviceMeter(device)))
         finally:
             _switch(module, before)
-            torch.cuda.empty_cache()
+            device.release_free_memory()
 
 
 def _switch(module: Any, recompute: bool) -> None:
@@ -84,68 +104,62 @@ class _HostMeter:
 
     def __init__(self) -> None:
         self._meter = ProcessMeter(os.getpid())
-        self._status = Path(f"/proc/{os.getpid()}/status")
         self._mapped, self._used = self._meter.mapped_and_resident_bytes()
 
     def start(self) -> None:
         self._meter.reset_peak()
 
     def peak(self) -> int:
-        text = self._status.read_text()
-        mapped_peak = int(text[text.index("VmPeak:") + 7 :].split()[0]) * 1024
+        mapped_peak = self._meter.peak_address_space_bytes()
         return max(self._meter.peak_resident_bytes() - self._used, mapped_peak - self._mapped, 0)
 
 
 class _DeviceMeter:
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._used = torch.cuda.memory_allocated(device)
+    def __init__(self, device: LocalDevice) -> None:
+        self.device = device.torch_device
+        self._probe = device.probe()
+        self._used = self._probe.usage().used_bytes
 
     def start(self) -> None:
-        torch.cuda.reset_peak_memory_stats(self.device)
+        self._probe.reset_peak()
 
     def peak(self) -> int:
-        return max(0, torch.cuda.max_memory_allocated(self.device) - self._used)
+        return max(0, self._probe.usage().peak_bytes - self._used)
 
 
-def _measure(module: Any, sizes: list[MicroBatch], free_bytes: float, meter: Any) -> Iterable[PeakSample]:
+def _measure(module: Any, one_pass: Pass, sizes: list[MicroBatch], free_bytes: float, meter: Any) -> Iterable[PeakSample]:
     """Forward and backward of each size, while the next one is expected to stay within a part of what is free."""
     found: list[PeakSample] = []
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     vocabulary = module.get_input_embeddings().weight.shape[0]
     for size in sizes:
         line = fit_line(found[-2:])
         if line is not None and line.predict(size) > STOP_SHARE * free_bytes:
             return
-        tokens = torch.arange(size.tokens, device=meter.device).reshape(size.rows, size.length) % vocabulary
+        batch = one_pass.objective.probe(size, vocabulary, meter.device)
         meter.start()
         try:
-            _pass(module, tokens, parameters)
+            one_pass.run(module, batch)
         except (RuntimeError, MemoryError):
             return
         found.append(PeakSample(size, meter.peak()))
         yield found[-1]
 
 
-def _pass(module: Any, tokens: torch.Tensor, parameters: list[torch.Tensor]) -> None:
-    """One pass as training does it: a padded row brings a mask, which attention kernels pay for."""
-    mask = torch.ones_like(tokens)
-    mask[-1, -1] = 0
-    loss = summed_loss(module(input_ids=tokens, attention_mask=mask).logits, tokens)
-    torch.autograd.grad(loss, parameters, allow_unused=True)
+def _measured_child(
+    module: Callable[[], Any], one_pass: Pass, sizes: list[MicroBatch], free_bytes: float, recompute: bool
+) -> Iterable[PeakSample]:
+    model = module()
+    _switch(model, recompute)
+    return _measure(model, one_pass, sizes, free_bytes, _HostMeter())
 
 
-def _child_main(
-    parent_pid: int, write_fd: int, module: Callable[[], Any], sizes: list[MicroBatch], free_bytes: float, recompute: bool
-) -> None:
+def _child_main(parent_pid: int, write_fd: int, measured: Callable[[], Iterable[PeakSample]]) -> None:
     """The forked child: one thread, no collectives, first in line for the OOM killer; leaves without the parent's exit handlers."""
     try:
         die_with_parent(parent_pid)
         first_to_be_killed()
         torch.set_num_threads(1)  # the parent's thread pool does not exist in this process
-        model = module()
-        _switch(model, recompute)
-        for sample in _measure(model, sizes, free_bytes, _HostMeter()):
+        for sample in measured():
             values = [sample.micro_batch.rows, sample.micro_batch.length, sample.peak_bytes]
             os.write(write_fd, json.dumps(values).encode() + b"\n")
     finally:

@@ -18,19 +18,27 @@ from mem_core.domain.errors import InternalError
 from mem_core.domain.plan import Hyperparams
 from mem_core.domain.request import TrainingSection
 from mem_core.runtime.deepspeed.engine_config import is_universal
-from mem_core.runtime.deepspeed.snapshot import CollectingCheckpointEngine, weights_digest
+from mem_core.runtime.deepspeed.objective import ModelOutput
+from mem_core.runtime.deepspeed.snapshot import CollectingCheckpointEngine
+from mem_core.runtime.deepspeed.trainable import EVERY_PARAMETER, Trainable, weights_digest
+from mem_core.runtime.ranks.place import RankPlace
 
+_FLOOR_WORDS = "loss scale already at minimum"  # DeepSpeed raises a bare Exception; its wording is all that tells
 SAFE_CLASSES: list[Any] = [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]
+
+
+class LossScaleAtFloor(ArithmeticError):
+    """Gradients overflow at the smallest loss scale: the update was not applied and no scale is left to try."""
 
 
 class NonFiniteGradient(ArithmeticError):
     """The global gradient norm is not a finite number; the update was not applied."""
 
 
-def initialise_distributed(rank: int, num_ranks: int, device: str, rendezvous: str) -> None:
-    """Join the process group of this try through a file store: no port is taken or left behind."""
-    backend = "nccl" if device == "cuda" else "gloo"
-    torch.distributed.init_process_group(backend, init_method=f"file://{rendezvous}", rank=rank, world_size=num_ranks)
+def initialise_distributed(place: RankPlace) -> None:
+    """Join the process group of this try at the meeting point of `place`."""
+    backend = "nccl" if place.device_kind == "cuda" else "gloo"
+    torch.distributed.init_process_group(backend, init_method=place.meeting.init_method, rank=place.rank, world_size=place.num_ranks)
     deepspeed_logger.setLevel(logging.WARNING)
     _leave_out_inference_op()
     deepspeed.init_distributed(dist_backend=backend, verbose=False)
@@ -47,28 +55,43 @@ def _leave_out_inference_op() -> None:
         backend.build_shm_op = lambda: None
 
 
-def build_optimizer(model: torch.nn.Module, training: TrainingSection) -> torch.optim.AdamW:
-    """AdamW (Loshchilov & Hutter 2019), fused kernel; weight decay on matrices only, as GPT-3 and Llama train."""
-    matrices = [parameter for parameter in model.parameters() if parameter.requires_grad and parameter.dim() >= 2]
-    others = [parameter for parameter in model.parameters() if parameter.requires_grad and parameter.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": training.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=training.learning_rate, betas=training.betas, eps=training.eps, fused=True
-    )
+def build_optimizer(model: torch.nn.Module, training: TrainingSection, trainable: Trainable = EVERY_PARAMETER) -> torch.optim.AdamW:
+    """AdamW (Loshchilov & Hutter 2019), fused kernel."""
+    groups = trainable.groups(model, training.weight_decay)
+    return torch.optim.AdamW(groups, lr=training.learning_rate, betas=training.betas, eps=training.eps, fused=True)
+
+
+def is_floor(exc: BaseException) -> bool:
+    """Whether DeepSpeed gave up since its loss scale cannot be halved again."""
+    return _FLOOR_WORDS in str(exc)
+
+
+def scale_of(optimizer: Any) -> float | None:
+    """The loss scale of DeepSpeed's optimizer; None where none is used."""
+    scaler = getattr(optimizer, "loss_scaler", None)
+    found = getattr(scaler, "loss_scale", None) if scaler is not None else getattr(optimizer, "cur_scale", None)
+    return None if found is None else float(found)
 
 
 class Engine:
     """A DeepSpeed engine behind the few verbs that MEM needs."""
 
     def __init__(
-        self, model: torch.nn.Module, config: dict[str, Any], training: TrainingSection, *, activation_checkpointing: bool = False
+        self,
+        model: torch.nn.Module,
+        config: dict[str, Any],
+        training: TrainingSection,
+        *,
+        activation_checkpointing: bool = False,
+        trainable: Trainable = EVERY_PARAMETER,
     ) -> None:
         self.num_ranks = torch.distributed.get_world_size()
         self._zero_stage = int(config["zero_optimization"]["stage"])
         self._half = "fp16" in config or "bf16" in config
         self._stage0_norm: float | None = None
         self._checkpointing = activation_checkpointing
-        optimizer = build_optimizer(model, training)
+        self.trainable = trainable
+        optimizer = build_optimizer(model, training, trainable)
         self.raw: Any
         self.optimizer: Any
         self.raw, self.optimizer, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
@@ -88,7 +111,8 @@ class Engine:
 
     def _clip_and_check(self) -> None:
         """Stage 0 clips without telling the norm and applies non-finite updates; this tells and refuses."""
-        norm = torch.nn.utils.clip_grad_norm_(self.raw.module.parameters(), self.raw.gradient_clipping(), foreach=True)
+        trained = self.trainable.parameters(self.raw.module)
+        norm = torch.nn.utils.clip_grad_norm_(trained, self.raw.gradient_clipping(), foreach=True)
         self._stage0_norm = float(norm)
         if not torch.isfinite(norm):
             raise NonFiniteGradient(f"gradient norm {self._stage0_norm}")
@@ -97,19 +121,32 @@ class Engine:
         """torch.compile through the engine. Each padded length compiles once, in the first step that meets it."""
         self.raw.compile()
 
-    def forward(self, **inputs: torch.Tensor) -> torch.Tensor:
-        """Logits, shape [rows, tokens, vocabulary]."""
-        return self.raw(**inputs).logits
+    def forward(self, **inputs: torch.Tensor) -> ModelOutput:
+        """What the model returns: logits of shape [rows, tokens, vocabulary], and whatever else it gives."""
+        return self.raw(**inputs)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Accumulate gradients of a loss that is already divided by the global token count."""
         self.raw.backward(loss, scale_wrt_gas=False)
 
     def step(self) -> bool:
-        """Apply the accumulated update; returns False where DeepSpeed skipped it (overflow)."""
+        """Apply the accumulated update; returns False where DeepSpeed skipped it (overflow).
+
+        Raises:
+            NonFiniteGradient: at stage 0. LossScaleAtFloor: it overflows at the smallest loss scale.
+        """
         skipped = self.raw.skipped_steps
-        self.raw.step()
+        try:
+            self.raw.step()
+        except Exception as exc:
+            if is_floor(exc):
+                raise LossScaleAtFloor(str(exc)) from exc
+            raise
         return self.raw.skipped_steps == skipped
+
+    def loss_scale(self) -> float | None:
+        """The loss scale of the next step; None where none is used."""
+        return scale_of(self.raw.optimizer)
 
     def grad_norm(self) -> float | None:
         """Global gradient norm of the last step before clipping."""
@@ -150,12 +187,11 @@ class Engine:
 
     def trained_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         """(name, parameter) in name order, wrapper prefixes removed; tied weights come once."""
-        named = [(name.removeprefix("_orig_mod.").removeprefix("module."), p) for name, p in self.raw.module.named_parameters()]
-        return sorted((item for item in named if item[1].requires_grad), key=lambda item: item[0])
+        return self.trainable.named(self.raw.module)
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name -> full shape, also where ZeRO-3 holds only a part."""
-        return {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in self.trained_parameters()}
+        return self.trainable.shapes(self.raw.module)
 
     def collect_state(self, folder: Path) -> tuple[list[tuple[dict[str, Any], str]], list[tuple[str, torch.Tensor]], str]:
         """Files to write, tensors to digest in the writer, and the digest itself where it needs a collective.

@@ -9,24 +9,33 @@ import torch
 from mem_core.core.doctor.memory import RETAINED, estimate_memory
 from mem_core.core.memory.ladder import MicroBatch, largest_micro_batch
 from mem_core.core.memory.model import PeakLine, PeakSample, fit_line
-from mem_core.core.memory.start import Limit, Needs, could_bind, room_for_activations, starting_plan
+from mem_core.core.memory.start import Limit, Needs, could_bind, moments_to_come, room_for_activations, starting_plan
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.environment import ModelNumbers
 from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.units import format_bytes
 from mem_core.runtime.data.serving.dataset import TokenDataset
 from mem_core.runtime.data.serving.splits import padded_length
-from mem_core.runtime.deepspeed.calibration import measure_forked, measure_in_place, sizes_to_try
+from mem_core.runtime.deepspeed.calibration import Pass, measure_forked, measure_in_place, sizes_to_try
+from mem_core.runtime.deepspeed.objective import objective_of
+from mem_core.runtime.deepspeed.trainable import Trainable, trainable_of, whole_size
 from mem_core.runtime.memory.adaptive_memory import AdaptiveMemory
 from mem_core.runtime.models.build import build_model
+from mem_core.runtime.ranks.place import RankPlace
+from mem_core.runtime.ranks.worker.device import LocalDevice
 from mem_core.runtime.ranks.worker.protocol import WorkerSpec
 
 
 class FirstPlan:
     """Measures where a limit could bind, and lets rank 0 choose for all. Used once for each engine."""
 
-    def __init__(self, spec: WorkerSpec, memory: AdaptiveMemory, module: Any, data: TokenDataset, device: torch.device) -> None:
+    def __init__(
+        self, spec: WorkerSpec, place: RankPlace, memory: AdaptiveMemory, module: Any, data: TokenDataset, device: LocalDevice
+    ) -> None:
         self._spec, self._memory, self._module, self._data, self._device = spec, memory, module, data, device
+        self._trainable = trainable_of(spec.request)
+        self._pass = Pass(objective_of(spec.request, spec.pad_token_id), self._trainable)
+        self._rank, self._num_ranks = place.rank, place.num_ranks
 
     def prepare(self, position: TrainingPosition, replay_until: int) -> TrainingPosition:
         """The position with a plan that is predicted to fit. Every rank must call it; costs a millisecond where nothing can bind."""
@@ -35,15 +44,15 @@ class FirstPlan:
             memory.begin(position, replay_until, None)
             return position
         limits = memory.limits_now()
-        if self._spec.num_ranks > 1:
+        if self._num_ranks > 1:
             torch.distributed.barrier()  # every rank has posted its reading
             limits = memory.limits_now()
         chosen: list[Any] = [None]
-        if self._spec.rank == 0:
+        if self._rank == 0:
             position, chosen[0] = self._choose(position, replay_until, limits)
-        if self._spec.num_ranks > 1:
+        if self._num_ranks > 1:
             torch.distributed.broadcast_object_list(chosen, src=0)
-        if self._spec.rank != 0:
+        if self._rank != 0:
             memory.begin(position, replay_until, None)
             if chosen[0] is not None:
                 position = memory.choose(position, chosen[0], "as rank 0 recorded", limits[0])
@@ -86,42 +95,45 @@ class FirstPlan:
 
     def _measure(self, sizes: list[MicroBatch], free_bytes: float, *, recompute: bool) -> list[PeakSample]:
         stage = self._spec.request.parallel.zero_stage
-        if self._spec.device == "cpu":
+        if self._device.kind == "cpu":
             model = self._fresh_model if stage == 3 else lambda: self._module
-            return measure_forked(model, sizes, free_bytes, recompute=recompute)
+            return measure_forked(model, self._pass, sizes, free_bytes, recompute=recompute)
         if stage == 3:
             return []  # its forward is a collective: the formula has to do until the first steps are read
-        return measure_in_place(self._module, sizes, free_bytes, self._device, recompute=recompute)
+        return measure_in_place(self._module, self._pass, sizes, free_bytes, self._device, recompute=recompute)
 
     def _fresh_model(self) -> Any:
         """The same model whole, since ZeRO-3's own cannot run in a process without peers."""
         request = self._spec.request
-        return build_model(request.model, request.data.sequence_length, request.training.seed, self._spec.dtype, False)
+        model = build_model(request.model, request.data.sequence_length, request.training.seed, self._spec.dtype, False)
+        return self._trainable.choose(model)
 
     def _needs(self, position: TrainingPosition) -> tuple[Needs, float]:
         """What is still to be allocated beside activations, and predicted activation bytes per token, by the doctor's formula."""
-        spec, current = self._spec, self._memory.plan(position)
+        spec, device, current = self._spec, self._device.kind, self._memory.plan(position)
         estimate = estimate_memory(
-            model_numbers(self._module), spec.request, spec.dtype, device=spec.device,
+            model_numbers(self._module, self._trainable), spec.request, spec.dtype, device=device,
             activation_checkpointing=current.activation_checkpointing,
         )  # fmt: skip
         stage = spec.request.parallel.zero_stage
+        offloaded = device == "cuda" and stage >= 1 and "cpu" in (spec.request.parallel.offload_optimizer, current.offload_optimizer)
         needs = Needs(
-            to_come=estimate["optimizer"] if stage == 0 and position.batch_index == 0 else 0,
+            to_come=moments_to_come(
+                estimate["optimizer"], stage=stage, dtype=spec.dtype, applied_steps=position.applied_steps, offloaded=offloaded
+            ),
             gradients=estimate["gradients"],
             step=estimate["step_transient"],
-            retained=1.0 if stage == 3 else RETAINED if spec.device == "cpu" else 0.0,
+            retained=1.0 if stage == 3 else RETAINED if device == "cpu" else 0.0,
         )
         return needs, (estimate["activations"] + estimate["logits"]) / spec.request.data.sequence_length
 
 
-def model_numbers(module: Any) -> ModelNumbers:
+def model_numbers(module: Any, trainable: Trainable) -> ModelNumbers:
     """The sizes of a built model, whole also where ZeRO-3 holds a part."""
     config = module.config
-    parameters = [(p.requires_grad, int(getattr(p, "ds_numel", p.numel()))) for p in module.parameters()]
     return ModelNumbers(
-        num_parameters=sum(size for _, size in parameters),
-        num_trainable_parameters=sum(size for trained, size in parameters if trained),
+        num_parameters=sum(whole_size(parameter) for parameter in module.parameters()),
+        num_trainable_parameters=trainable.num_parameters(module),
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         intermediate_size=getattr(config, "intermediate_size", None) or 0,

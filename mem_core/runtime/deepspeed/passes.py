@@ -4,25 +4,39 @@ from functools import partial
 
 import numpy as np
 import torch
-import torch.nn.functional as functional
 
 from mem_core.core.memory.ladder import MicroBatch
-from mem_core.runtime.data.serving.collate import Batch, collate
+from mem_core.domain.segment import NonFinite, OutOfMemory
 from mem_core.runtime.data.serving.dataset import TokenDataset
 from mem_core.runtime.data.serving.splits import padded_length
 from mem_core.runtime.deepspeed.engine import Engine
+from mem_core.runtime.deepspeed.objective import Objective
 
-LOSS_IGNORE = -100
+
+class NonFiniteStep(ArithmeticError):
+    """Carries the outcome of a step whose loss or gradient is not finite."""
+
+    def __init__(self, outcome: NonFinite) -> None:
+        super().__init__(f"{outcome.what} is not finite at batch {outcome.batch_index}")
+        self.outcome = outcome
+
+
+class OutOfMemoryStep(MemoryError):
+    """Carries the outcome of a batch that no smaller plan of this engine lets fit."""
+
+    def __init__(self, outcome: OutOfMemory) -> None:
+        super().__init__(outcome.evidence.exception)
+        self.outcome = outcome
 
 
 class Passes:
     """`phase` and `micro_batch` say what the rank is in, for evidence."""
 
-    def __init__(self, engine: Engine, data: TokenDataset, device: torch.device, sequence_length: int, pad_token_id: int) -> None:
+    def __init__(self, engine: Engine, data: TokenDataset, device: torch.device, sequence_length: int, objective: Objective) -> None:
         self._engine = engine
         self._data = data
         self._device = device
-        self._pad_token_id = pad_token_id
+        self.objective = objective
         self.bucket = partial(padded_length, sequence_length=sequence_length)
         self.phase = "forward"
         self.micro_batch: MicroBatch | None = None
@@ -41,25 +55,13 @@ class Passes:
             self.phase, self.micro_batch = "forward", MicroBatch(len(rows), length)
             if self.micro_batch.tokens > self.largest.tokens:
                 self.largest = self.micro_batch
-            loss = self.loss(collate(self._data, ids, positions, length, self._pad_token_id)) * scale
+            loss = self.loss(self._data, ids, positions, length) * scale
             self.phase = "backward"
             self._engine.backward(loss)
             total += float(loss.detach())
         self.phase = "step"
         return total
 
-    def loss(self, batch: Batch) -> torch.Tensor:
-        """Summed cross-entropy of a micro-batch over its trained tokens."""
-        inputs = {"input_ids": batch.input_ids.to(self._device)}
-        if batch.attention_mask is not None:
-            inputs["attention_mask"] = batch.attention_mask.to(self._device)
-        return summed_loss(self._engine.forward(**inputs), batch.labels.to(self._device))
-
-
-def summed_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy of logits [rows, tokens, vocabulary] against unshifted labels [rows, tokens], summed over labels that count."""
-    # Labels are moved instead of logits: a slice of the logits would be copied, forward and backward.
-    targets = functional.pad(labels[:, 1:], (0, 1), value=LOSS_IGNORE)
-    return functional.cross_entropy(
-        logits.reshape(-1, logits.shape[-1]).float(), targets.reshape(-1), ignore_index=LOSS_IGNORE, reduction="sum"
-    )
+    def loss(self, data: TokenDataset, ids: np.ndarray, positions: tuple[int, ...], length: int) -> torch.Tensor:
+        """Summed loss of rows `ids[positions]`, padded to `length` tokens."""
+        return self.objective.loss(self._engine.forward, self.objective.batch(data, ids, positions, length).to(self._device))

@@ -3,7 +3,7 @@
 import importlib
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -17,79 +17,72 @@ from mem_core.domain.segment import Evidence, NonFinite, OutOfMemory
 from mem_core.runtime.data.serving.dataset import TokenDataset
 from mem_core.runtime.data.serving.order import sample_ids
 from mem_core.runtime.data.serving.splits import padded_length, split_batch
-from mem_core.runtime.deepspeed.engine import Engine, NonFiniteGradient, initialise_distributed
+from mem_core.runtime.deepspeed.engine import Engine, LossScaleAtFloor, NonFiniteGradient, initialise_distributed
 from mem_core.runtime.deepspeed.engine_config import engine_config, is_universal
 from mem_core.runtime.deepspeed.evaluation import Evaluation
 from mem_core.runtime.deepspeed.first_plan import FirstPlan
-from mem_core.runtime.deepspeed.passes import Passes
+from mem_core.runtime.deepspeed.objective import objective_of
+from mem_core.runtime.deepspeed.passes import NonFiniteStep, OutOfMemoryStep, Passes
+from mem_core.runtime.deepspeed.rank_model import build_rank_model
 from mem_core.runtime.deepspeed.schedule import learning_rate
 from mem_core.runtime.deepspeed.snapshot import Snapshot
-from mem_core.runtime.deepspeed.step_columns import StepColumns
+from mem_core.runtime.deepspeed.step_columns import LossScaleHistory, StepColumns
+from mem_core.runtime.deepspeed.trainable import trainable_of
 from mem_core.runtime.deepspeed.trajectory import Split, chain_step
-from mem_core.runtime.memory.adaptive_memory import AdaptiveMemory, RecordEvents, release_free_memory
-from mem_core.runtime.models.build import build_model
-from mem_core.runtime.ranks.local.board import Board
-from mem_core.runtime.ranks.local.heartbeat import HeartbeatWriter
-from mem_core.runtime.ranks.local.memory_board import MemoryBoard
+from mem_core.runtime.memory.adaptive_memory import AdaptiveMemory, RecordEvents
+from mem_core.runtime.ranks.agreement import Agreement
+from mem_core.runtime.ranks.place import RankPlace
+from mem_core.runtime.ranks.port import Pulse
 from mem_core.runtime.ranks.worker.classify import classify, memory_kind
-from mem_core.runtime.ranks.worker.protocol import ReplayEvidence, Saved, SegmentDone, Train, WorkerSpec
+from mem_core.runtime.ranks.worker.device import LocalDevice
+from mem_core.runtime.ranks.worker.protocol import Evaluated, ReplayEvidence, Saved, SegmentDone, Train, WorkerSpec
 
 RNG_MULTIPLIER = 1_000_003  # a prime: (seed, batch, rank) triples of one run do not collide
 REPLAY_STEPS = 2
 MAX_TRIES_OF_A_BATCH = 64  # the ladder ends long before
 
 
-class NonFiniteStep(ArithmeticError):
-    """Carries the outcome of a step whose loss or gradient is not finite."""
-
-    def __init__(self, outcome: NonFinite) -> None:
-        super().__init__(f"{outcome.what} is not finite at batch {outcome.batch_index}")
-        self.outcome = outcome
-
-
-class OutOfMemoryStep(MemoryError):
-    """Carries the outcome of a batch that no smaller plan of this engine lets fit."""
-
-    def __init__(self, outcome: OutOfMemory) -> None:
-        super().__init__(outcome.evidence.exception)
-        self.outcome = outcome
-
-
 class DeepSpeedRunner:
     """One rank's engine, data and position. Used again over segments; thrown away with its process after any failure."""
 
-    def __init__(self, spec: WorkerSpec, heartbeat: HeartbeatWriter, board: Board, record: RecordEvents) -> None:
+    def __init__(
+        self, spec: WorkerSpec, place: RankPlace, device: LocalDevice, pulse: Pulse, agreement: Agreement, record: RecordEvents
+    ) -> None:
         self.spec = spec
+        self.place = place
         self.request = spec.request
-        self._heartbeat = heartbeat
-        self._board = board
+        self._pulse = pulse
+        self._agreement = agreement
         self.position = TrainingPosition(applied_steps=0, batch_index=0)
         self._data = TokenDataset.open(Path(spec.data_folder))
-        self._device = torch.device(spec.device, 0) if spec.device == "cuda" else torch.device("cpu")
+        self._local = device
+        self._device = device.torch_device
         self._phase = "start"
         self._warm = False
+        self._scales = LossScaleHistory()
         self.build_s = 0.0
         self.restore_s = 0.0
         self._computed_s = 0.0
-        self.memory = AdaptiveMemory(spec, MemoryBoard(board.page, spec.rank, spec.num_ranks), plan_bounds(spec, self._data), record)
+        self.memory = AdaptiveMemory(spec, place, device, agreement, plan_bounds(spec, place.num_ranks, self._data), record)
 
     def build(self, folder: str | None, position: TrainingPosition, replay_until: int = 0) -> None:
         """Join the process group, build model and engine, take the state of `folder` (None: fresh weights)."""
         started_s = time.monotonic()
         spec = self.spec
         self.beat("start")
-        initialise_distributed(spec.rank, spec.num_ranks, spec.device, spec.rendezvous)
+        initialise_distributed(self.place)
         plan = self.memory.plan(position)
-        model = build_model(
-            self.request.model, self.request.data.sequence_length, self.request.training.seed, spec.dtype, plan.activation_checkpointing
-        ).to(self._device)
-        model.train()
+        trainable = trainable_of(self.request)
+        model = build_rank_model(spec, plan, self._local, trainable)
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         config = engine_config(self.request, spec.dtype, plan, position.hyperparams, num_parameters, is_universal(folder))
-        self.engine = Engine(model, config, self.request.training, activation_checkpointing=plan.activation_checkpointing)
+        self.engine = Engine(
+            model, config, self.request.training, activation_checkpointing=plan.activation_checkpointing, trainable=trainable
+        )
         if self.request.model.compile == "on":
             self.engine.compile()
-        self._passes = Passes(self.engine, self._data, self._device, self.request.data.sequence_length, spec.pad_token_id)
+        objective = objective_of(self.request, spec.pad_token_id)
+        self._passes = Passes(self.engine, self._data, self._device, self.request.data.sequence_length, objective)
         self.build_s = time.monotonic() - started_s
         self.beat("restore")
         if folder is not None:
@@ -98,19 +91,25 @@ class DeepSpeedRunner:
         self.position = position
         resolve_port(spec.on_built)(self)
         self.beat("calibrate")
-        self.position = FirstPlan(spec, self.memory, self.engine.raw.module, self._data, self._device).prepare(position, replay_until)
+        first_plan = FirstPlan(spec, self.place, self.memory, self.engine.raw.module, self._data, self._local)
+        self.position = first_plan.prepare(position, replay_until)
         self.restore_s = time.monotonic() - started_s - self.build_s
         self.beat("idle")
 
     def beat(self, phase: str) -> None:
         """Heartbeat outside the step loop."""
         self._phase = phase
-        self._heartbeat.beat(phase, self.position.batch_index, self.position.applied_steps)
+        self._pulse.beat(phase, self.position.batch_index, self.position.applied_steps)
 
     @property
     def phase(self) -> str:
         """What the rank is doing, for evidence."""
         return self._passes.phase if self._phase in ("step", "first_step") else self._phase
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether this process has done a step."""
+        return self._warm
 
     @property
     def micro_batch(self) -> MicroBatch | None:
@@ -129,10 +128,9 @@ class DeepSpeedRunner:
             if self.position.batch_index in order.skip_batches:
                 self._pass_over()
                 continue
-            overdue = order.every_s is not None and time.monotonic() - started_s >= order.every_s and len(columns) > 0
-            if not self._board.may_start(self.position.batch_index, self.spec.rank, stop_wanted=overdue):
-                break
-            if overdue and self.spec.num_ranks == 1:
+            overdue = order.every_s is not None and time.monotonic() - started_s >= order.every_s
+            ending = len(columns) > 0 and (overdue or (bool(self.memory.replace_reason) and order.staging is not None))
+            if not self._agreement.may_start(self.position.batch_index, stop_wanted=ending):
                 break
             self._step(order.hyperparams, columns)
             self._warm = True
@@ -151,7 +149,7 @@ class DeepSpeedRunner:
             interrupted=interrupted,
             duration_s=trained_s - started_s,
             save_stall_s=done_s - trained_s,
-            columns=columns.arrays() if self.spec.rank == 0 else {},
+            columns=columns.arrays() if self.place.rank == 0 else {},
             replace_reason=self.memory.replace_reason,
         )
 
@@ -169,7 +167,7 @@ class DeepSpeedRunner:
         index = position.batch_index
         ids = sample_ids(training.seed, index, training.global_batch_size, len(self._data))
         lengths = np.asarray(self._data.lengths[ids])
-        trained_tokens = int(np.asarray(self._data.trained_tokens[ids]).sum())
+        trained_tokens = self._passes.objective.weight(self._data, ids)
         rate = learning_rate(training, index) * hyperparams.lr_multiplier
         self.engine.set_learning_rate(rate)
         loss, split = self._accumulate(ids, lengths, trained_tokens)
@@ -177,6 +175,9 @@ class DeepSpeedRunner:
             applied = self.engine.step()
         except NonFiniteGradient as exc:
             raise NonFiniteStep(self._non_finite("gradient", ids)) from exc
+        except LossScaleAtFloor as exc:
+            raise NonFiniteStep(self._non_finite("loss_scale", (), self._scales.words())) from exc
+        self._scales.add(index, self.engine.loss_scale(), applied=applied)
         norm = self.engine.grad_norm()
         self._check_finite(loss, norm, applied, ids)
         step_s = time.perf_counter() - started_s
@@ -185,10 +186,10 @@ class DeepSpeedRunner:
         columns.add(
             index, self.position.applied_steps, loss, norm, rate, trained_tokens, step_s, len(split[0]), reading.peak_bytes, split
         )  # fmt: skip
-        self._heartbeat.beat(
-            "step", self.position.batch_index, self.position.applied_steps, len(split[0]), loss * self.spec.num_ranks,
-            norm or 0.0, rate, self.position.tokens, reading.used_bytes, step_s, reading.peak_bytes,
-            self._computed_s - started_s,
+        self._pulse.beat(
+            "step", self.position.batch_index, self.position.applied_steps, micro_batches=len(split[0]),
+            loss=loss * self.place.num_ranks, grad_norm=norm or 0.0, learning_rate=rate, tokens=self.position.tokens,
+            memory_bytes=reading.used_bytes, step_s=step_s, peak_bytes=reading.peak_bytes, compute_s=self._computed_s - started_s,
         )  # fmt: skip
 
     def _accumulate(self, ids: np.ndarray, lengths: np.ndarray, trained_tokens: int) -> tuple[float, Split]:
@@ -198,13 +199,13 @@ class DeepSpeedRunner:
         over ranks, hence the factor num_ranks. A pass that does not fit is absorbed where that is proven equal (I5): the
         gradients are thrown away and the same batch is done again under a smaller plan.
         """
-        scale = self.spec.num_ranks / max(1, trained_tokens)
+        scale = self.place.num_ranks / max(1, trained_tokens)
         for _ in range(MAX_TRIES_OF_A_BATCH):
-            split = split_batch(lengths, self.spec.num_ranks, self._use_plan(), self._passes.bucket)
+            split = split_batch(lengths, self.place.num_ranks, self._use_plan(), self._passes.bucket)
             self._seed_dropout()
             loss, failure = 0.0, None
             try:
-                loss = self._passes.accumulate(split[self.spec.rank], ids, lengths, scale)
+                loss = self._passes.accumulate(split[self.place.rank], ids, lengths, scale)
             except Exception as exc:
                 failure = self._absorbable(exc)
                 if failure is None:
@@ -213,7 +214,7 @@ class DeepSpeedRunner:
             self._computed_s = time.perf_counter()  # before any rank waits for another
             failed = self.memory.agree(self._passes.micro_batch if failure else None)
             if failed is None:
-                return loss / self.spec.num_ranks, split
+                return loss / self.place.num_ranks, split
             self._absorb(failed, failure)
         raise InternalError("a batch was shrunk again and again and never fitted", remedy="Report this as a bug.")
 
@@ -223,20 +224,19 @@ class DeepSpeedRunner:
         return plan
 
     def _seed_dropout(self) -> None:
-        seed = (self.request.training.seed * RNG_MULTIPLIER + self.position.batch_index) * RNG_MULTIPLIER + self.spec.rank
-        torch.default_generator.manual_seed(seed)
+        seed = (self.request.training.seed * RNG_MULTIPLIER + self.position.batch_index) * RNG_MULTIPLIER + self.place.rank
+        self._local.seed(seed)
 
     def _absorbable(self, exc: Exception) -> OutOfMemory | None:
         """The failed allocation that `exc` is, where the batch may be tried again in this engine; else None."""
         if not self.memory.retries_in_step or memory_kind(exc) is None:
             return None
-        failure = classify(exc, self.spec.rank, self.phase, self.position.batch_index, failed=self.micro_batch)
-        return failure if isinstance(failure, OutOfMemory) else None
+        return self.memory.absorbable(classify(exc, self.place.rank, self.phase, self.position.batch_index, failed=self.micro_batch))
 
     def _absorb(self, failed: MicroBatch, failure: OutOfMemory | None) -> None:
         """Every rank comes here when a pass failed on any of them; `failure` is this rank's own."""
         self.engine.discard_gradients()
-        release_free_memory(self._device.type)
+        self._local.release_free_memory()
         outcome = failure or OutOfMemory(
             memory="device" if self._device.type == "cuda" else "host",
             evidence=Evidence(phase="forward", batch_index=self.position.batch_index, exception="on another rank"),
@@ -257,9 +257,9 @@ class DeepSpeedRunner:
         if not applied or (norm is not None and not np.isfinite(norm)):
             raise NonFiniteStep(self._non_finite("gradient", ids))
 
-    def _non_finite(self, what: str, ids: np.ndarray) -> NonFinite:
+    def _non_finite(self, what: str, ids: Iterable[int], words: str = "") -> NonFinite:
         index = self.position.batch_index
-        evidence = Evidence(rank=self.spec.rank, phase="step", batch_index=index)
+        evidence = Evidence(rank=self.place.rank, phase="step", batch_index=index, exception=words)
         return NonFinite(what=what, batch_index=index, sample_ids=tuple(int(i) for i in ids), evidence=evidence)  # type: ignore[arg-type]
 
     def _pass_over(self) -> None:
@@ -286,7 +286,7 @@ class DeepSpeedRunner:
     def _summed(self, losses: list[float]) -> list[float]:
         """Each rank's part of each loss, summed over the ranks; every rank must call it."""
         parts = torch.tensor(losses, dtype=torch.float64)
-        if self.spec.num_ranks > 1 and losses:
+        if self.place.num_ranks > 1 and losses:
             on_device = parts.to(self._device)
             torch.distributed.all_reduce(on_device)
             parts = on_device.cpu()
@@ -316,12 +316,12 @@ class DeepSpeedRunner:
                 raise
             snapshot.write_foreground()  # out of memory in a save: acted on for the save, training's plan stays
 
-    def evaluate(self, max_batches: int) -> float:
+    def evaluate(self, max_batches: int) -> Evaluated:
         """Mean loss per token on the validation data; NaN without any."""
         if self.spec.validation_folder is None:
-            return float("nan")
+            return Evaluated(float("nan"))
         plan = self.memory.plan(self.position)
-        evaluation = Evaluation(self.spec, self._passes, self._device, largest_micro_batch(plan, self.memory.bounds).tokens)
+        evaluation = Evaluation(self.spec, self.place, self._passes, self._device, largest_micro_batch(plan, self.memory.bounds).tokens)
         self.engine.raw.eval()
         try:
             return evaluation.run(max_batches, lambda: self.beat("evaluate"))
@@ -329,9 +329,9 @@ class DeepSpeedRunner:
             self.engine.raw.train()
 
 
-def plan_bounds(spec: WorkerSpec, data: TokenDataset) -> PlanBounds:
+def plan_bounds(spec: WorkerSpec, num_ranks: int, data: TokenDataset) -> PlanBounds:
     """What the ladder may do inside a rank; the optimizer can only be moved when the engine is built anew."""
-    share = spec.request.training.global_batch_size // spec.num_ranks
+    share = spec.request.training.global_batch_size // num_ranks
     asked = spec.request.memory.micro_batch_size
     return PlanBounds(
         most_rows=share if asked == "auto" else min(share, asked),

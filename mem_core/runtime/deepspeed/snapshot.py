@@ -6,7 +6,6 @@ on. On CUDA a process cannot be forked after the device is in use, so the state 
 """
 
 import errno
-import hashlib
 import json
 import os
 import signal
@@ -20,7 +19,8 @@ import torch
 from deepspeed.runtime.checkpoint_engine import CheckpointCommitInfo
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
-from mem_core.runtime.ranks.local.fork_server import die_with_parent, first_to_be_killed
+from mem_core.infrastructure.machine.process_ties import die_with_parent, first_to_be_killed
+from mem_core.runtime.deepspeed.trainable import weights_digest
 from mem_core.runtime.ranks.worker.protocol import Saved
 
 
@@ -208,12 +208,3 @@ def _to_host(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_to_host(item) for item in value)
     return value
-
-
-def weights_digest(tensors: list[tuple[str, torch.Tensor]]) -> str:
-    """SHA-256 over the trained parameters as float32, in name order: name, shape, bytes of each."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors, key=lambda item: item[0]):
-        digest.update(f"{name}:{tuple(tensor.shape)};".encode())
-        digest.update(tensor.detach().to("cpu", torch.float32).contiguous().numpy().data)
-    return digest.hexdigest()

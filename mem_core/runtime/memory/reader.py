@@ -11,7 +11,7 @@ from typing import Protocol
 from mem_core.core.memory.start import Limit
 from mem_core.infrastructure.machine.memory_probe import ProcessMeter, take_snapshot
 from mem_core.infrastructure.machine.memory_probe_cuda import CudaProbe
-from mem_core.runtime.ranks.local.memory_board import RankReading
+from mem_core.runtime.ranks.agreement import RankReading
 
 REFRESH_S = 1.0
 
@@ -69,8 +69,8 @@ class HostReader:
 class DeviceReader:
     """The allocator of this rank's device. Ranks have a device each, so the fullest one speaks for all."""
 
-    def __init__(self, budget_bytes: int | None, device_index: int = 0) -> None:
-        self._probe = CudaProbe(device_index)
+    def __init__(self, probe: CudaProbe, budget_bytes: int | None) -> None:
+        self._probe = probe
         self._budget_bytes = budget_bytes
         self._limits: dict[str, int] = {}
         self._refreshed_s = 0.0
@@ -87,8 +87,3 @@ class DeviceReader:
             self._limits = dict(self._probe.budget(self._budget_bytes).limits_bytes)
         used, peak = max(rank.used_bytes for rank in ranks), max(rank.peak_bytes for rank in ranks)
         return [Limit(name, used, peak, limit) for name, limit in self._limits.items()]
-
-
-def open_reader(device: str, budget_bytes: int | None) -> MemoryReader:
-    """The reader for this process's own passes."""
-    return DeviceReader(budget_bytes) if device == "cuda" else HostReader(budget_bytes)

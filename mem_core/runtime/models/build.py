@@ -5,10 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mem_core.domain.capabilities import refusal
 from mem_core.domain.errors import InternalError, RequestError
 from mem_core.domain.request import ModelSection
+from mem_core.runtime.models.encoding import tokenizer_files
 from mem_core.runtime.models.facts import describe_model
-from mem_core.runtime.models.folders import TOKENIZER_FILES, is_preset, local_model_folder
+from mem_core.runtime.models.folders import is_preset, local_model_folder
 from mem_core.runtime.models.presets import PRESETS, preset_name
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ def build_model(
     activation_checkpointing: bool,
     cache_dir: Path | None = None,
 ) -> "torch.nn.Module":
-    """A causal language model in training mode on the CPU, all weights trained, no key-value cache.
+    """A causal language model in training mode on the CPU, no key-value cache. Which of its weights train is for the caller to mark.
 
     A preset's weights are drawn in float32 from `seed` and are the same bits on every call and rank; a folder's come from its
     safetensors. `dtype` is float32, bfloat16 or float16. Torch's global random state is left as it was.
@@ -36,6 +38,37 @@ def build_model(
     _check(model, sequence_length, dtype, cache_dir)
     module = _preset_model(model.source, seed) if is_preset(model.source) else _folder_model(model.source, dtype, cache_dir)
     return _ready(module, dtype, activation_checkpointing)
+
+
+def attention_of(config: Any) -> str:
+    """How attention is computed: torch's fused kernel where the architecture offers it, else plain operations ("eager"), which give the
+    same model with more memory."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return "sdpa" if architecture is None or getattr(architecture, "_supports_sdpa", True) else "eager"
+
+
+def build_skeleton(source: str, cache_dir: Path | None = None) -> "torch.nn.Module":
+    """The model without weights, on the device "meta": what building it says about it costs neither memory nor time.
+
+    Raises:
+        RequestError: transformers cannot make a causal language model of the folder's config.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = _config(source, cache_dir)
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, attn_implementation=attention_of(config))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as exc:
+        raise RequestError(
+            f"the model cannot be built: {type(exc).__name__}: {exc}",
+            field="model.source",
+            value=source,
+            remedy="Give a causal language model that transformers knows by itself",
+        ) from exc
 
 
 def load_tokenizer(source: str, cache_dir: Path | None = None) -> Any:
@@ -50,12 +83,12 @@ def load_tokenizer(source: str, cache_dir: Path | None = None) -> Any:
         return ByT5Tokenizer()
     from transformers import AutoTokenizer
 
-    folder = local_model_folder(source, cache_dir)
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+    folder = local_model_folder(source, cache_dir).absolute()  # transformers compares the text of a path with names on the hub
+    if not tokenizer_files(folder, chat=False):
         raise RequestError("the folder has no tokenizer files", field="model.source", value=source, remedy="Add tokenizer.json and its kin")
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as exc:
+    except Exception as exc:  # the library beneath raises bare Exceptions for files that are no tokenizers
         raise RequestError(
             f"the tokenizer cannot be loaded: {exc}", field="model.source", value=source, remedy="Add complete tokenizer files"
         ) from exc
@@ -92,13 +125,10 @@ def save_pretrained_folder(
     Raises:
         InternalError: names or shapes are not the model's.
     """
-    import torch
     from huggingface_hub import save_torch_state_dict
-    from transformers import AutoModelForCausalLM
 
     config = _config(model.source, cache_dir)
-    with torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(config)
+    skeleton = build_skeleton(model.source, cache_dir)
     _check_state(parameter_names(skeleton), state_dict)
     config.architectures = [type(skeleton).__name__]
     config.dtype = next(iter(state_dict.values())).dtype
@@ -108,14 +138,25 @@ def save_pretrained_folder(
     tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in state_dict.items()}
     save_torch_state_dict(tensors, staging, metadata={"format": "pt"})
     config.save_pretrained(staging)
-    load_tokenizer(model.source, cache_dir).save_pretrained(staging)
+    _write_tokenizer(model.source, staging, cache_dir)
     shutil.rmtree(folder, ignore_errors=True)
     staging.rename(folder)
 
 
+def _write_tokenizer(source: str, target: Path, cache_dir: Path | None) -> None:
+    """The folder's own files byte for byte: what a loaded tokenizer would write is what its class makes of them, which may differ."""
+    if is_preset(source):
+        load_tokenizer(source).save_pretrained(target)
+        return
+    folder = local_model_folder(source, cache_dir)
+    for name in tokenizer_files(folder):
+        (target / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(folder / name, target / name)
+
+
 def _check(model: ModelSection, sequence_length: int, dtype: str, cache_dir: Path | None) -> None:
     if model.lora is not None:
-        raise RequestError("low-rank adapters come with the fine-tuning issue", field="model.lora", remedy="Set model.lora to null for now")
+        raise refusal("lora", "model.lora", f"rank {model.lora.rank}")
     if dtype not in _DTYPES:
         raise RequestError("unknown number format", field="model.dtype", value=dtype, bound=", ".join(_DTYPES), remedy="Use one of these")
     positions = describe_model(model.source, cache_dir).max_positions
@@ -169,7 +210,7 @@ def _folder_model(source: str, dtype: str, cache_dir: Path | None) -> "torch.nn.
             str(local_model_folder(source, cache_dir)),
             config=config,
             dtype=getattr(torch, dtype),
-            attn_implementation="sdpa",
+            attn_implementation=attention_of(config),
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
@@ -206,7 +247,7 @@ def _ready(module: Any, dtype: str, activation_checkpointing: bool) -> "torch.nn
                 remedy="Set model.activation_checkpointing to off",
             )
         module.activation_checkpointing_enable()
-    return module.train().requires_grad_(True)
+    return module.train()
 
 
 def _check_state(expected: Mapping[str, tuple[int, ...]], state: Mapping[str, "torch.Tensor"]) -> None:

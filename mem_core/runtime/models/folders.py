@@ -3,19 +3,18 @@
 import hashlib
 import json
 import os
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from mem_core.domain.errors import RequestError, StoreUnavailable
+from mem_core.domain.errors import RequestError
+from mem_core.runtime.models.fetching import fetch_folder
 from mem_core.runtime.models.presets import PRESETS, preset_choices, preset_name
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
     "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
 )  # fmt: skip
-_FETCHED_SUFFIXES = (".json", ".safetensors", ".jinja", ".txt", ".model")
 
 
 def is_preset(source: str) -> bool:
@@ -49,11 +48,11 @@ def local_model_folder(source: str, cache_dir: Path | None = None) -> Path:
         StoreUnavailable: a URL that cannot be read.
     """
     if "://" in source and not source.startswith("file://"):
-        return _fetch(source, cache_dir or Path(tempfile.gettempdir()) / f"mem-models-{os.getuid()}")
-    folder = Path(source.removeprefix("file://"))
-    if folder.is_dir():
-        return folder
-    problem = "is a file, not a model folder" if folder.exists() else "no such folder"
+        return fetch_folder(source, cache_dir or Path(tempfile.gettempdir()) / f"mem-models-{os.getuid()}")
+    path = source.removeprefix("file://")
+    if os.path.isdir(path):  # unlike Path.is_dir it takes any text
+        return Path(path)
+    problem = "is a file, not a model folder" if os.path.exists(path) else "no such folder"
     raise RequestError(
         problem,
         field="model.source",
@@ -95,32 +94,3 @@ def tokenizer_identity(source: str, cache_dir: Path | None = None) -> str:
             content = (folder / name).read_bytes()
             digest.update(f"{name}\0{len(content)}\0".encode() + content)
     return f"sha256:{digest.hexdigest()}"
-
-
-def _fetch(url: str, cache_dir: Path) -> Path:
-    import fsspec
-
-    try:
-        fs, root = fsspec.url_to_fs(url)
-        entries = [entry for entry in fs.ls(root, detail=True) if entry["name"].endswith(_FETCHED_SUFFIXES)]
-    except Exception as exc:  # each fsspec backend has an error tree of its own
-        raise StoreUnavailable(
-            f"the model cannot be listed: {exc}", field="model.source", value=url, remedy="Check the URL, endpoint and keys"
-        ) from exc
-    listing = sorted((entry["name"], entry["size"], str(entry.get("ETag", entry.get("mtime", "")))) for entry in entries)
-    target = cache_dir / hashlib.sha256(json.dumps([url, listing]).encode()).hexdigest()[:32]
-    if not target.is_dir():
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=".fetch-", dir=cache_dir))
-        try:
-            for name, _, _ in listing:
-                fs.get_file(name, str(staging / name.rsplit("/", 1)[-1]))
-            staging.rename(target)
-        except Exception as exc:  # as above; somebody else may also have been first
-            if not target.is_dir():
-                raise StoreUnavailable(
-                    f"the model cannot be fetched: {exc}", field="model.source", value=url, remedy="Check the store and the free disk space"
-                ) from exc
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
-    return target

@@ -1,6 +1,7 @@
 """The numbers of a model that the doctor calculates with, read from its configuration files. No weight is loaded."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,10 @@ from mem_core.domain.environment import ModelNumbers
 
 _TOKENIZER_FILE = "tokenizer.json"
 _SIZE_LIMIT_BYTES = 200 * 2**20
+_TEMPLATES = ("chat_template.jinja", "additional_chat_templates")
+# The coefficients of what mixture-of-experts models add where output_router_logits is on: 0 adds nothing. All defaults are off.
+_ROUTER_COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
+_OTHER_COEFFICIENTS = ("z_loss_coefficient",)
 
 
 def read_model_numbers(source: str, cache_dir: Path | None = None) -> ModelNumbers:
@@ -34,7 +39,36 @@ def read_model_numbers(source: str, cache_dir: Path | None = None) -> ModelNumbe
         max_positions=facts.max_positions,
         tokenizer_vocab_size=tokenizer_size(folder) if folder is not None else None,
         tied=facts.tied_embeddings,
+        added_losses=added_losses(config),
+        has_chat_template=has_chat_template(folder) if folder is not None else False,
     )
+
+
+def added_losses(config: dict[str, Any]) -> tuple[str, ...]:
+    """Settings of a `config.json`, nested ones too, by which the model's own loss is more than the cross-entropy of its logits."""
+    return tuple(dict.fromkeys(_added(config)))
+
+
+def _added(config: dict[str, Any]) -> Iterator[str]:
+    coefficients = [config[name] for name in _ROUTER_COEFFICIENTS if isinstance(config.get(name), int | float)]
+    if config.get("output_router_logits") is True and (not coefficients or any(coefficients)):
+        yield "output_router_logits: true"
+    for name in _OTHER_COEFFICIENTS:
+        if isinstance(config.get(name), int | float) and config[name]:
+            yield f"{name}: {config[name]}"
+    for value in config.values():
+        if isinstance(value, dict):
+            yield from _added(value)
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Whether the folder's tokenizer brings a template that renders messages."""
+    if any((folder / name).exists() for name in _TEMPLATES):
+        return True
+    try:
+        return bool(json.loads((folder / "tokenizer_config.json").read_bytes()).get("chat_template"))
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def tokenizer_size(folder: Path) -> int | None:

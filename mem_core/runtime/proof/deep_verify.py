@@ -15,7 +15,7 @@ from mem_core.core.run.record import RunRecord, read_record
 from mem_core.core.run.reshard import shape_of, with_shape
 from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.checkpoint import CheckpointManifest, TrainingPosition
-from mem_core.domain.errors import DataError, RequestError
+from mem_core.domain.errors import RequestError
 from mem_core.domain.events import BatchSkipped, SegmentEnded
 from mem_core.domain.plan import Hyperparams
 from mem_core.domain.segment import SegmentCompleted, SegmentInterrupted
@@ -27,8 +27,10 @@ from mem_core.runtime.checkpoint_manager.catalog import Catalog
 from mem_core.runtime.models.facts import describe_model
 from mem_core.runtime.proof.replay_service import UNRECORDED_STEPS, ReplayService, batch_after
 from mem_core.runtime.ranks.local.processes import ForkServer
+from mem_core.runtime.ranks.local.ranks import LocalRanks
 from mem_core.runtime.ranks.worker.protocol import ReplayEvidence, WorkerSpec
-from mem_core.runtime.session.prepare_service import prepare_tokens, with_model_at_hand
+from mem_core.runtime.session.opening.prepare_service import prepare_tokens, with_model_at_hand
+from mem_core.runtime.session.opening.refusals import refuse_other_data
 
 Stepping = Callable[[Path, CheckpointManifest], tuple[str, ...]]
 
@@ -54,17 +56,15 @@ def stepping(folder: Path, settings: Settings, say: Callable[[str], None], serve
         environ = child_environment(settings, device=spec.device, threads_per_rank=record.threads_per_rank)
         used = server or ForkServer.start(environ, logs)
         used.log_into(logs)
-        tries = [0]
+        ranks = LocalRanks(used, Path(temporary) / "live")
 
         def step(path: Path, manifest: CheckpointManifest) -> tuple[str, ...]:
-            tries[0] += 1
             same_shape = (manifest.num_ranks, manifest.zero_stage) == shape_of(record.request)
             evidence = recorded_steps(columns, newest, manifest, skips) if same_shape else None
             say(f"step {manifest.step:>9,}  restoring; {len(evidence.losses) if evidence else 'no'} recorded steps to compare with")
             position = manifest.position.model_copy(update={"memory_plan_changes": newest.memory_plan_changes}) if evidence else None
-            shaped = replace(spec, request=with_shape(spec.request, manifest.num_ranks, manifest.zero_stage), num_ranks=manifest.num_ranks)
-            live = Path(temporary) / f"live-{tries[0]}"
-            replay = ReplayService(used, shaped, live, lambda number, deadline_s: evidence, lambda: skips, lambda: failed)
+            shaped = replace(spec, request=with_shape(spec.request, manifest.num_ranks, manifest.zero_stage))
+            replay = ReplayService(ranks, shaped, lambda number, deadline_s: evidence, lambda: skips, lambda: failed)
             return replay(path, manifest.model_copy(update={"position": position}) if position else manifest)
 
         try:
@@ -78,20 +78,13 @@ def spec_of(record: RunRecord, settings: Settings) -> WorkerSpec:
     """What a rank of this run needs, from its record alone; token shards are made anew where the cache has lost them."""
     request = record.request
     model = describe_model(request.model.source, settings.model_cache_dir)
-    data = prepare_tokens(request, settings, model.vocab_size, NoProgress())
-    if data.fingerprint != record.data_fingerprint:
-        raise DataError(
-            f"the data of run {record.run_id} has changed since it was born",
-            field="data.train",
-            value=data.fingerprint[:16],
-            bound=record.data_fingerprint[:16],
-            remedy="Steps can only be redone on the data of the run; restore the files, or verify without --deep.",
-        )
+    data = prepare_tokens(request, settings, model.vocab_size, NoProgress(), record)
+    refuse_other_data(record, data, "Steps can only be redone on the data of the run; restore the files, or verify without --deep.")
     at_hand = with_model_at_hand(request, settings)
     return WorkerSpec(
-        request=at_hand, rank=0, num_ranks=request.parallel.num_ranks, device=record.device, dtype=record.dtype,  # type: ignore[arg-type]
+        request=at_hand, device=record.device, dtype=record.dtype,  # type: ignore[arg-type]
         num_threads=record.threads_per_rank, data_folder=data.train_dir, validation_folder=None, pad_token_id=data.pad_token_id,
-        rendezvous="", heartbeat_path="", board_path="", default_plan=record.default_plan,
+        default_plan=record.default_plan,
     )  # fmt: skip
 
 

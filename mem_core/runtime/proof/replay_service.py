@@ -12,8 +12,7 @@ from pathlib import Path
 from mem_core.domain.checkpoint import CheckpointManifest, TrainingPosition
 from mem_core.domain.plan import Hyperparams
 from mem_core.domain.segment import Evidence, WorkerLost, describe_failure
-from mem_core.runtime.ranks.local.group import GroupFailed, WorkerGroup
-from mem_core.runtime.ranks.local.processes import ForkServer
+from mem_core.runtime.ranks.port import GroupFailed, Ranks, Watch
 from mem_core.runtime.ranks.worker.protocol import ReplayEvidence, Train, WorkerSpec
 
 CUDA_RELATIVE_TOLERANCE = 1e-3  # kernels may reduce in another order there
@@ -30,24 +29,19 @@ class ReplayService:
     A batch among `failed_batches()` failed in the live run as well: that it fails again says nothing against the checkpoint.
     """
 
-    server: ForkServer
+    ranks: Ranks
     spec: WorkerSpec
-    live_folder: Path
     evidence_of: Callable[[int, float], ReplayEvidence | None]
     skips: Callable[[], tuple[int, ...]] = tuple
     failed_batches: Callable[[], frozenset[int]] = frozenset
-    _tries: int = 0
 
     def __call__(self, folder: Path, manifest: CheckpointManifest) -> tuple[str, ...]:
         """Restore in fresh processes, step, compare. The processes are gone afterwards."""
         evidence = self.evidence_of(manifest.step, EVIDENCE_DEADLINE_S)
-        self._tries += 1
         num_steps = len(evidence.losses) if evidence is not None else UNRECORDED_STEPS
         hyperparams = evidence.hyperparams if evidence is not None else None
         try:
-            redone = take_steps(
-                self.server, self.spec, self.live_folder, self._tries, folder, manifest.position, num_steps, hyperparams, self.skips()
-            )  # fmt: skip
+            redone = take_steps(self.ranks, self.spec, folder, manifest.position, num_steps, hyperparams, self.skips())
         except GroupFailed as exc:
             if evidence is None and exc.failure.evidence.batch_index in self.failed_batches():
                 return ()
@@ -56,10 +50,8 @@ class ReplayService:
 
 
 def take_steps(
-    server: ForkServer,
+    ranks: Ranks,
     spec: WorkerSpec,
-    live_folder: Path,
-    try_number: int,
     folder: Path,
     position: TrainingPosition,
     num_steps: int,
@@ -72,7 +64,7 @@ def take_steps(
         GroupFailed: with the classified cause.
     """
     step = position.applied_steps
-    group = WorkerGroup(server, spec, live_folder, try_number, spec.request.resilience.hang_factor)
+    group = ranks.start(spec, Watch(purpose="replay"))
     try:
         last = batch_after(position.batch_index, num_steps, skip_batches)
         group.restore(str(folder), position, last)

@@ -10,7 +10,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mem_core.core.run.reshard import describe_shape, refuse_inconvertible, shape_of, with_shape
@@ -21,8 +21,7 @@ from mem_core.domain.events import Event, Noted
 from mem_core.domain.segment import describe_failure
 from mem_core.runtime.checkpoint_manager.manager import CheckpointManager
 from mem_core.runtime.proof.replay_service import UNRECORDED_STEPS, take_steps
-from mem_core.runtime.ranks.local.group import GroupFailed, WorkerGroup
-from mem_core.runtime.ranks.local.processes import ForkServer
+from mem_core.runtime.ranks.port import GroupFailed, Ranks, Watch
 from mem_core.runtime.ranks.worker.protocol import ReplayEvidence, Train, WorkerSpec
 
 CONVERT_DEADLINE_S = 3_600.0
@@ -37,15 +36,13 @@ class ReshardService:
     """One conversion at the start of an attempt. `spec` and `manager` are of the new shape."""
 
     manager: CheckpointManager
-    server: ForkServer
+    ranks: Ranks
     spec: WorkerSpec
-    live_folder: Path
     environ: dict[str, str]
     emit: Callable[[Event], object]
     key: bytes | None = None
     on_converted: Callable[[Path], None] = lambda folder: None
     skip_batches: tuple[int, ...] = ()
-    _tries: int = field(default=0)
 
     def run(self) -> CheckpointManifest | None:
         """Convert the newest sound checkpoint where its shape is another; None where nothing was to be done.
@@ -102,8 +99,7 @@ class ReshardService:
 
     def _save_in_new_shape(self, manifest: CheckpointManifest, source: Path, staging: Path) -> None:
         """Fresh ranks load `source` and save at once; raises where their weights are not those that were saved."""
-        self._tries += 1
-        group = WorkerGroup(self.server, self.spec, self.live_folder, self._tries, self.spec.request.resilience.hang_factor)
+        group = self.ranks.start(self.spec, Watch(purpose="reshard"))
         position = manifest.position
         try:
             group.restore(str(source), position, position.batch_index + 1)
@@ -122,9 +118,7 @@ class ReshardService:
 
     def _prove(self, manifest: CheckpointManifest, staging: Path) -> None:
         """Two steps in the old shape from the old files, two in the new from the new files; raises where they differ."""
-        old = replace(
-            self.spec, request=with_shape(self.spec.request, manifest.num_ranks, manifest.zero_stage), num_ranks=manifest.num_ranks
-        )
+        old = replace(self.spec, request=with_shape(self.spec.request, manifest.num_ranks, manifest.zero_stage))
         before = self._steps(old, self.manager.path_of(manifest.step), manifest)
         after = self._steps(self.spec, staging, manifest)
         reasons = differences(before, after, RELATIVE_TOLERANCE[self.spec.dtype])
@@ -132,11 +126,8 @@ class ReshardService:
             raise self._unproven(manifest, "; ".join(reasons))
 
     def _steps(self, spec: WorkerSpec, folder: Path, manifest: CheckpointManifest) -> ReplayEvidence:
-        self._tries += 1
         try:
-            return take_steps(
-                self.server, spec, self.live_folder, self._tries, folder, manifest.position, UNRECORDED_STEPS, None, self.skip_batches
-            )  # fmt: skip
+            return take_steps(self.ranks, spec, folder, manifest.position, UNRECORDED_STEPS, None, self.skip_batches)
         except GroupFailed as exc:
             shape = describe_shape(spec.num_ranks, spec.request.parallel.zero_stage)
             raise self._unproven(manifest, f"no two steps could be taken with {shape}: {describe_failure(exc.failure)}") from exc

@@ -9,7 +9,7 @@ from pathlib import Path
 from mem_core.domain.checkpoint import CheckpointManifest, CheckpointVerdict
 from mem_core.domain.errors import EnvironmentUnfit
 from mem_core.runtime.checkpoint_manager.inspection.validator import IntegrityValidator, Level, Replay
-from mem_core.runtime.ranks.local.processes import ChildProcess, ForkServer
+from mem_core.runtime.ranks.port import HelperProcess, Helpers
 
 ENTRY = "mem_core.runtime.proof.validator_process:validator_main"
 FORK_DEADLINE_S = 120.0
@@ -36,12 +36,12 @@ def validator_main(connection: Connection) -> None:
 class ValidatorProcess:
     """A `Validator` whose work is done in a forked child; a child that died is replaced once per call."""
 
-    def __init__(self, server: ForkServer, validator: IntegrityValidator, replay: Replay | None = None) -> None:
+    def __init__(self, helpers: Helpers, validator: IntegrityValidator, replay: Replay | None = None) -> None:
         """`replay` starts processes of its own, so it runs here and not in the child."""
         self.replay = replay
-        self._server = server
+        self._helpers = helpers
         self._validator = validator
-        self._child: ChildProcess | None = None
+        self._child: HelperProcess | None = None
 
     def __call__(self, folder: Path, manifest: CheckpointManifest, previous_weights_digest: str, level: Level) -> CheckpointVerdict:
         """Judge one folder.
@@ -77,8 +77,8 @@ class ValidatorProcess:
         self.close()
         return None
 
-    def _start(self) -> ChildProcess:
-        self._child = self._server.fork(ENTRY, "validator.log")
+    def _start(self) -> HelperProcess:
+        self._child = self._helpers.fork(ENTRY, "validator.log")
         self._child.wait_forked(FORK_DEADLINE_S)
         self._child.connection.send(self._validator)
         return self._child

@@ -11,7 +11,7 @@ from mem_core.domain.errors import NoValidCheckpoint, StoreUnavailable
 from mem_core.infrastructure.telemetry.metrics import write_segment_metrics
 from mem_core.infrastructure.telemetry.tensorboard import TensorBoardWriter
 from mem_core.runtime.checkpoint_manager.manager import CheckpointManager
-from mem_core.runtime.ranks.local.group import GroupFailed, WorkerGroup
+from mem_core.runtime.ranks.port import GroupFailed, RankGroup
 from mem_core.runtime.ranks.worker.protocol import SegmentDone
 
 SAVE_DEADLINE_S = 1_800.0
@@ -40,7 +40,7 @@ class PendingSave:
 
     step: int
     staging: Path
-    group: WorkerGroup
+    group: RankGroup
     done: SegmentDone
     born_with: BornWith
     parameters: dict[str, tuple[int, ...]] = field(default_factory=dict)

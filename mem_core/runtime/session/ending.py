@@ -10,7 +10,7 @@ from mem_core.domain.run import RunResult
 from mem_core.infrastructure.storage.whole_file import write_atomically
 from mem_core.infrastructure.telemetry.report import REPORT_NAME
 from mem_core.runtime.proof.validator_process import ValidatorProcess
-from mem_core.runtime.ranks.local.processes import ForkServer
+from mem_core.runtime.ranks.port import Ranks
 from mem_core.runtime.session.attempt import Attempt
 from mem_core.runtime.session.remote_service import RemoteService
 from mem_core.runtime.session.segment_service import SegmentService
@@ -23,7 +23,7 @@ class Ending:
     attempt: Attempt
     segments: SegmentService
     validator: ValidatorProcess
-    server: ForkServer
+    ranks: Ranks
     remote: RemoteService | None
     closed: bool = False
 
@@ -33,7 +33,7 @@ class Ending:
             self.closed = True
             self.segments.close()
             self.validator.close()
-            self.server.close()
+            self.ranks.close()
             self.segments.checkpoints.manager.close()
             if self.remote is not None:
                 self.remote.finish()  # before the ending is written, which says how far the copies are

@@ -1,6 +1,5 @@
 """The ranks of a run as they stand: forked, restored, at a position; or gone, and the next segment restores the last proven step."""
 
-import os
 from dataclasses import dataclass, field
 
 from mem_core.core.recovery.deadlines import PhaseTimes
@@ -9,8 +8,7 @@ from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.events import CheckpointJudged, Resumed
 from mem_core.domain.segment import SegmentFailure
 from mem_core.infrastructure.telemetry.metrics import discard_metrics_after
-from mem_core.runtime.ranks.local.group import GroupFailed, WorkerGroup
-from mem_core.runtime.ranks.local.processes import ForkServer
+from mem_core.runtime.ranks.port import GroupFailed, RankGroup, Ranks, Watch
 from mem_core.runtime.ranks.worker.protocol import ReplayEvidence, WorkerSpec
 from mem_core.runtime.session.attempt import Attempt
 from mem_core.runtime.session.checkpoint_service import CheckpointService, ResumePoint
@@ -21,7 +19,7 @@ from mem_core.runtime.session.memory_service import MemoryService
 class RanksSetup:
     """From what ranks are made, the same for every try of an attempt. `fresh` is where a run without any checkpoint starts."""
 
-    server: ForkServer
+    ranks: Ranks
     spec: WorkerSpec
     fresh: TrainingPosition
     memory_limit_bytes: int
@@ -33,6 +31,7 @@ class Standing:
 
     `position` is the engine's own, None where no sound engine lives; `highest_step` the furthest that was ever done, in any attempt;
     `reached_batch` the furthest batch that a rank has begun in this one: below it plans are replayed and not chosen.
+    `has_stepped`: whether any process of this attempt applied a step.
     """
 
     position: TrainingPosition | None = None
@@ -40,6 +39,7 @@ class Standing:
     highest_step: int = 0
     reached_batch: int = 0
     restarts: int = 0
+    has_stepped: bool = False
 
 
 def _while_loading(failure: SegmentFailure, step: int | None) -> SegmentFailure:
@@ -60,9 +60,8 @@ class LiveRanks:
     standing: Standing
     times: PhaseTimes = field(default_factory=PhaseTimes)
     parameters: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    _group: WorkerGroup | None = None
-    _spent: WorkerGroup | None = None
-    _tries: int = 0
+    _group: RankGroup | None = None
+    _spent: RankGroup | None = None
     _told_step: int | None = None
     _passed_over: dict[int, str] = field(default_factory=dict[int, str])
 
@@ -119,7 +118,7 @@ class LiveRanks:
         """No further step comes from these workers; they live on until their files are written and judged."""
         self._spent = self._group
 
-    def ready(self, bucket: str) -> WorkerGroup:
+    def ready(self, bucket: str) -> RankGroup:
         """Workers at the right step: those that live, else new ones from the newest proven checkpoint. Time goes into `bucket`.
 
         Raises:
@@ -132,24 +131,15 @@ class LiveRanks:
         self.lose()
         self.attempt.state.await_store()  # ranks make folders of their own in it
         self.checkpoints.wait_idle()
-        self._tries += 1
         with self.attempt.ledger.bucket(bucket):
             return self._restore()
 
-    def _restore(self) -> WorkerGroup:
+    def _restore(self) -> RankGroup:
         point = self._resume_point()
         folder, position = point.folder, self.memory.restored(point.position)
         self.standing.position = None  # until the engine stands there
-        self._group = WorkerGroup(
-            self.setup.server,
-            self.setup.spec,
-            self.attempt.state.folder / "live" / f"{os.getpid()}",
-            self._tries,
-            self.attempt.request.resilience.hang_factor,
-            on_record=self.memory.record,
-            memory_limit_bytes=self.setup.memory_limit_bytes,
-            times=self.times,
-        )
+        watch = Watch(on_record=self.memory.record, memory_limit_bytes=self.setup.memory_limit_bytes, times=self.times)
+        self._group = self.setup.ranks.start(self.memory.configured(self.setup.spec), watch)
         try:
             ready = self._group.restore(str(folder) if folder is not None else None, position, self.standing.reached_batch)
         except GroupFailed as exc:
@@ -193,7 +183,7 @@ class LiveRanks:
             self.attempt.progress.note(f"old metrics could not be removed: {exc}")
 
     @property
-    def group(self) -> WorkerGroup | None:
+    def group(self) -> RankGroup | None:
         """The workers, where any live."""
         return self._group
 

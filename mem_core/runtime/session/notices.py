@@ -6,7 +6,7 @@ from pathlib import Path
 from mem_core.core.recovery.spikes import WINDOW, spike_at
 from mem_core.core.recovery.stragglers import StragglerWatch
 from mem_core.domain.request import ResilienceSection
-from mem_core.runtime.ranks.local.heartbeat import Heartbeat
+from mem_core.runtime.ranks.port import Heartbeat
 
 
 class Notices:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from mem_core.domain.events import Recovered
 from mem_core.domain.segment import SegmentFailure
-from mem_core.runtime.ranks.local.heartbeat import Heartbeat
+from mem_core.runtime.ranks.port import Heartbeat
 from mem_core.runtime.session.attempt import Attempt
 from mem_core.runtime.session.live_ranks import Standing
 from mem_core.runtime.session.notices import Notices
@@ -41,6 +41,7 @@ class SegmentWatch:
         """Take in what each rank last said, rank 0 first."""
         beat, standing = beats[0], self.standing
         standing.reached_batch = max(standing.reached_batch, beat.batch_index)
+        standing.has_stepped |= standing.position is not None and beat.applied_steps > standing.position.applied_steps
         if self._fault is not None and standing.position is not None and beat.applied_steps > standing.position.applied_steps:
             kind, since_s = self._fault
             self._fault = None

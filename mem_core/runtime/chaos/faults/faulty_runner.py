@@ -48,14 +48,16 @@ class FaultyEngine:
         self._forward, self._backward, self._step = engine.forward, engine.backward, engine.step
         engine.forward, engine.backward, engine.step = self.forward, self.backward, self.step
 
-    def forward(self, **inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, **inputs: torch.Tensor) -> Any:
         """Forward, or a failure in it."""
         if token := self._orders.take(IN_FORWARD):
             raise InjectedError(f"{token} in forward")
         if self._orders.take(ALLOCATION):
             torch.empty(IMPOSSIBLE_ELEMENTS)
-        logits = self._forward(**inputs)
-        return logits * float("nan") if self._orders.take(NAN_BATCH) else logits
+        output = self._forward(**inputs)
+        if self._orders.take(NAN_BATCH):
+            output.logits = output.logits * float("nan")
+        return output
 
     def backward(self, loss: torch.Tensor) -> None:
         """Backward; the failure comes when gradients have been accumulated."""
@@ -73,5 +75,5 @@ class FaultyEngine:
 
 def make_faulty(runner: Any) -> None:
     """Have a built runner's engine obey orders."""
-    folder = Path(runner.spec.heartbeat_path).parents[3] / ORDERS
-    FaultyEngine(runner.engine, OrderBox(folder, runner.spec.rank))
+    folder = Path(runner.place.heartbeat_path).parents[3] / ORDERS
+    FaultyEngine(runner.engine, OrderBox(folder, runner.place.rank))

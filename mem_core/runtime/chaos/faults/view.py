@@ -7,7 +7,8 @@ from pathlib import Path
 from mem_core.core.run.lease import read_lease
 from mem_core.infrastructure.machine.process_facts import start_ticks
 from mem_core.infrastructure.settings import RUN_FOLDER_VARIABLE
-from mem_core.runtime.ranks.local.heartbeat import Heartbeat, HeartbeatReader
+from mem_core.runtime.ranks.local.heartbeat import HeartbeatReader
+from mem_core.runtime.ranks.port import Heartbeat
 
 PREFECT_PROGRAM = b"flows.server.embedded\0serve"
 

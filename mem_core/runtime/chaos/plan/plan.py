@@ -3,9 +3,10 @@
 import random
 from dataclasses import dataclass
 
+from mem_core.domain.capabilities import refusal
 from mem_core.domain.errors import RequestError
+from mem_core.domain.fault_kinds import FAULT_KINDS
 from mem_core.domain.request import ChaosSection
-from mem_core.runtime.chaos.plan.kinds import FAULT_KINDS
 
 FIRST_SHARE, LAST_SHARE = 0.02, 0.9
 MAX_FAULTS = 10_000
@@ -77,11 +78,12 @@ def spread_steps(seed: int, count: int, max_steps: int) -> tuple[int, ...]:
 
 def _check(section: ChaosSection, max_steps: int, kinds: tuple[str, ...]) -> None:
     unknown = sorted(set(kinds) - FAULT_KINDS.keys())
-    if unknown or not kinds:
+    if unknown:
+        raise refusal("fault_kinds", "chaos.kinds", ", ".join(unknown))
+    if not kinds:
         raise RequestError(
-            "no such kind of fault" if unknown else "no kind of fault is left",
-            field="chaos.kinds", value=", ".join(unknown), bound=", ".join(FAULT_KINDS), remedy="Name kinds from the list.",
-        )  # fmt: skip
+            "no kind of fault is left", field="chaos.kinds", bound=", ".join(FAULT_KINDS), remedy="Name kinds from the list."
+        )
     late = [step for step in section.at_steps or () if step >= max_steps]
     if late:
         raise RequestError(

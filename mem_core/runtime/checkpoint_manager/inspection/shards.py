@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Iterable
 
+from mem_core.domain.capabilities import is_convertible
 from mem_core.domain.checkpoint import CheckpointExpectation, CheckpointManifest
 from mem_core.domain.errors import RequestError
 
@@ -49,12 +50,13 @@ def refuse_other_shape(manifest: CheckpointManifest, expected: CheckpointExpecta
             remedy=f"Resume with {manifest.num_ranks} ranks, convert it with --allow-reshard, or start another run_id.",
         )
     if manifest.zero_stage != expected.zero_stage:
+        convert = " convert it with --allow-reshard," if is_convertible(manifest.zero_stage, expected.zero_stage) else ""
         raise RequestError(
             f"the checkpoint of step {manifest.step} was saved at ZeRO stage {manifest.zero_stage}",
             field="parallel.zero_stage",
             value=expected.zero_stage,
             bound=str(manifest.zero_stage),
-            remedy=f"Resume at stage {manifest.zero_stage}, convert it with --allow-reshard, or start another run_id.",
+            remedy=f"Resume at stage {manifest.zero_stage},{convert} or start another run_id.",
         )
     difference = _parameter_difference(manifest.parameters, expected.parameters) if expected.parameters else ""
     if difference:

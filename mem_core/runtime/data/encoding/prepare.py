@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +18,7 @@ from mem_core.runtime.data.encoding.cache import HashCache, fingerprint, load_pr
 from mem_core.runtime.data.encoding.tokenize_process import resolve_job
 from mem_core.runtime.data.reading.sources import SourceFile
 from mem_core.runtime.data.values import PreparedData, PrepareJob, PrepareProgress
-from mem_core.runtime.models.folders import tokenizer_identity
+from mem_core.runtime.models.encoding import CURRENT_RULES
 
 _STDERR_LINES = 15
 
@@ -30,6 +30,7 @@ def prepare_data(
     vocab_size: int | None,
     cache_dir: Path,
     on_progress: Callable[[PrepareProgress], None] | None = None,
+    rules: int = CURRENT_RULES,
 ) -> PreparedData:
     """Token shards of the data section, made once per fingerprint and found again at once.
 
@@ -46,26 +47,28 @@ def prepare_data(
     """
     del seed
     cache_dir = cache_dir.absolute()
-    prepared = _from_cache(data, tokenizer_source, cache_dir)
+    job = PrepareJob(
+        data=data, tokenizer_source=tokenizer_source, vocab_size=vocab_size, cache_dir=cache_dir, parent_pid=os.getpid(), rules=rules
+    )
+    train, validation, notes = resolve_job(data, rules)
+    prepared = _from_cache(job, train, validation)
     if prepared is None:
-        job = PrepareJob(data=data, tokenizer_source=tokenizer_source, vocab_size=vocab_size, cache_dir=cache_dir, parent_pid=os.getpid())
         prepared = _run(job, on_progress or (lambda progress: None))
+    prepared = prepared.model_copy(update={"notes": (*notes, *prepared.notes)})  # names are no part of what is cached
     check_prepared(prepared, data, vocab_size)
     return prepared
 
 
-def _from_cache(data: DataSection, tokenizer_source: str, cache_dir: Path) -> PreparedData | None:
+def _from_cache(job: PrepareJob, train: Sequence[SourceFile], validation: Sequence[SourceFile]) -> PreparedData | None:
     """What an earlier call made of the same files, known by their stamps without reading them."""
-    identity = tokenizer_identity(tokenizer_source)
-    train, validation = resolve_job(data)
-    if not cache_dir.is_dir():
+    if not job.cache_dir.is_dir():
         return None
-    hashes = HashCache(cache_dir)
+    hashes = HashCache(job.cache_dir)
     pairs = [(file, hashes.get(file)) for file in (*train, *validation)]
     known: list[tuple[SourceFile, str]] = [(file, digest) for file, digest in pairs if digest is not None]
     if len(known) < len(pairs):
         return None
-    return load_prepared(cache_dir, fingerprint(data, known[: len(train)], known[len(train) :], identity))
+    return load_prepared(job.cache_dir, fingerprint(job.data, known[: len(train)], known[len(train) :], job.tokenizer_source, job.rules))
 
 
 def _run(job: PrepareJob, on_progress: Callable[[PrepareProgress], None]) -> PreparedData:

@@ -19,14 +19,17 @@ from mem_core.domain.errors import DataError, MemError, StoreUnavailable
 from mem_core.domain.request import DataSection
 from mem_core.runtime.data.encoding.acceptance import check_prepared
 from mem_core.runtime.data.encoding.cache import HashCache, fingerprint, load_prepared, publish, staging_folder
-from mem_core.runtime.data.encoding.encoders import Encoder, make_encoder
+from mem_core.runtime.data.encoding.encoder import Encoder
+from mem_core.runtime.data.encoding.encoders import make_encoder
+from mem_core.runtime.data.encoding.first_rules import FirstRules
+from mem_core.runtime.data.encoding.notices import notices
 from mem_core.runtime.data.encoding.sequences import RowMaker
 from mem_core.runtime.data.encoding.tokenizing import Target, Tokenizing
-from mem_core.runtime.data.reading.sources import SourceFile, resolve_files, unchanged
+from mem_core.runtime.data.reading.sources import SourceFile, each_once, resolve_files, unchanged
 from mem_core.runtime.data.reading.units import Readable, hash_file
 from mem_core.runtime.data.serving.shards import ShardWriter, TokenIndex
 from mem_core.runtime.data.values import OnProgress, PreparedData, PrepareJob, PrepareProgress
-from mem_core.runtime.models.folders import tokenizer_identity
+from mem_core.runtime.models.encoding import encoding_of
 
 _PR_SET_PDEATHSIG = 1
 _PROGRESS_EVERY_S = 0.2
@@ -40,13 +43,13 @@ def prepare_here(job: PrepareJob, on_progress: OnProgress) -> PreparedData:
         DataError, RequestError: see `prepare_data`.
     """
     with staging_folder(job.cache_dir) as folder:
-        train, validation = resolve_job(job.data)
+        train, validation, _ = resolve_job(job.data, job.rules)
         report = _Reporter(on_progress, sum(file.size_bytes for file in (*train, *validation)))
         hashes = HashCache(job.cache_dir)
         readable = [_readable(file, number, folder, hashes, report) for number, file in enumerate((*train, *validation))]
         hashes.remember((file.source, file.sha256, file.hashed_unix_ns) for file in readable if file.hashed_unix_ns)
         pairs = [(file.source, file.sha256) for file in readable]
-        name = fingerprint(job.data, pairs[: len(train)], pairs[len(train) :], tokenizer_identity(job.tokenizer_source))
+        name = fingerprint(job.data, pairs[: len(train)], pairs[len(train) :], job.tokenizer_source, job.rules)
         cached = load_prepared(job.cache_dir, name)
         if cached is not None:
             return cached
@@ -64,10 +67,14 @@ def prepare_here(job: PrepareJob, on_progress: OnProgress) -> PreparedData:
     return made.model_copy(update={"from_cache": False})
 
 
-def resolve_job(data: DataSection) -> tuple[tuple[SourceFile, ...], tuple[SourceFile, ...]]:
-    """Training and validation files of a data section."""
+def resolve_job(data: DataSection, rules: int) -> tuple[tuple[SourceFile, ...], tuple[SourceFile, ...], tuple[str, ...]]:
+    """Training and validation files of a data section, each real file once in its list, and notes. The first rules took them as named."""
     own = data.validation if isinstance(data.validation, tuple) else ()
-    return resolve_files(data.train, data.format, "data.train"), resolve_files(own, data.format, "data.validation")
+    train, validation = resolve_files(data.train, data, "data.train", rules), resolve_files(own, data, "data.validation", rules)
+    if rules == 1:
+        return train, validation, ()
+    (train, notes), (validation, more) = each_once(train), each_once(validation)
+    return train, validation, (*notes, *more)
 
 
 class _Reporter:
@@ -112,9 +119,9 @@ def _readable(file: SourceFile, number: int, folder: Path, hashes: HashCache, re
 def _tokenize(
     job: PrepareJob, train: Sequence[Readable], validation: Sequence[Readable], folder: Path, name: str, report: _Reporter
 ) -> PreparedData:
-    encoder, data = make_encoder(job.tokenizer_source), job.data
+    encoder, data = make_encoder(job.tokenizer_source, job.rules), job.data
     has_mask = data.prompt_field is not None or (data.messages_field is not None and encoder.chat_has_assistant_mask)
-    work = Tokenizing(encoder, data, has_mask, job.vocab_size)
+    work = (FirstRules if job.rules == 1 else Tokenizing)(encoder, data, has_mask, job.vocab_size)
     writers = [ShardWriter(folder / part, encoder.vocab_size, has_mask) for part in ("train", "validation")]
     makers = [RowMaker(writer, data, has_mask) for writer in writers]
     held_out = data.validation if isinstance(data.validation, float) else 0.0
@@ -148,7 +155,8 @@ def _result(
     sources: Sequence[SourceFile],
 ) -> PreparedData:
     train, validation = indexes
-    notes = list(work.notes)
+    dropped = work.dropped + makers[0].dropped + makers[1].dropped
+    notes = [*work.notes, *encoder.notes, *notices(dropped, work.remarks, work.bad_rows, work.num_bad_rows)]
     if job.data.messages_field is not None and not encoder.chat_has_assistant_mask:
         notes.append("the chat template does not mark the assistant's words, so that the loss covers whole conversations")
     if job.data.validation is not None and not validation.num_rows:
@@ -164,7 +172,8 @@ def _result(
         longest_tokens=train.longest_tokens,
         bad_rows=tuple(work.bad_rows),
         num_bad_rows=work.num_bad_rows,
-        dropped_rows=dict(work.dropped + makers[0].dropped + makers[1].dropped),
+        hint=work.hint,
+        dropped_rows=dict(dropped),
         pad_token_id=encoder.pad_token_id,
         eos_token_id=encoder.eos_token_id,
         vocab_size=encoder.vocab_size,
@@ -172,8 +181,16 @@ def _result(
         max_token_id=max(train.max_token_id, validation.max_token_id),
         num_files=len(sources),
         size_bytes=sum(file.size_bytes for file in sources),
+        encoding=_encoding(job, encoder),
         notes=tuple(notes[:20]) + ((f"and {len(notes) - 20} notes more",) if len(notes) > 20 else ()),
     )
+
+
+def _encoding(job: PrepareJob, encoder: Encoder) -> dict[str, str]:
+    """What the record of a run keeps, to know a changed encoding from changed data; the first rules kept nothing."""
+    if job.rules == 1:
+        return {}
+    return {**encoding_of(job.tokenizer_source, chat=job.data.messages_field is not None), **encoder.identity}
 
 
 def die_with_parent(parent_pid: int) -> None:

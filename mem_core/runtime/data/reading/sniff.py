@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from itertools import chain
 
 from mem_core.domain.environment import DataFile, DataNumbers
-from mem_core.domain.errors import MemError
+from mem_core.domain.errors import MemError, RequestError
 from mem_core.domain.request import RuntimeRequest
 
 _SNIFF_BYTES = 64 * 1024
@@ -21,14 +21,17 @@ def sniff_data(request: RuntimeRequest) -> DataNumbers:
         lists.append(("data.validation", request.data.validation))
     files: list[DataFile] = []
     problems: list[str] = []
+    parquet: list[str] = []
     for field, source in chain.from_iterable(((name, source) for source in sources) for name, sources in lists):
         try:
-            for found in resolve_files([source], request.data.format, field):
+            for found in resolve_files([source], request.data, field):
                 problem = "" if found.is_remote else sniff_file(found.path, found.kind)
                 files.append(DataFile(path=found.path, size_bytes=found.size_bytes, problem=problem))
+        except RequestError as exc:
+            parquet.append(exc.value or source)
         except MemError as exc:
             problems.append(f"{field} {source}: {exc.problem}")
-    return DataNumbers(files=tuple(files), problems=tuple(problems))
+    return DataNumbers(files=tuple(files), problems=tuple(problems), parquet=tuple(parquet))
 
 
 def sniff_file(path: str, kind: str) -> str:

@@ -18,7 +18,7 @@ from mem_core.infrastructure.storage.disk import OsDisk
 from mem_core.runtime.checkpoint_manager.inspection.file_checks import read_manifest
 from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import ManifestDamaged
 from mem_core.runtime.checkpoint_manager.inspection.validator import IntegrityValidator
-from mem_core.runtime.deepspeed.snapshot import weights_digest
+from mem_core.runtime.deepspeed.trainable import trainable_of, weights_digest
 from mem_core.runtime.models.build import clean_name, save_pretrained_folder
 
 
@@ -41,7 +41,7 @@ def proven_manifest(folder: Path, key: bytes | None = None) -> CheckpointManifes
 
 
 def merged_state(folder: Path, manifest: CheckpointManifest) -> dict[str, torch.Tensor]:
-    """Trained parameters by clean name, float32, tied weights once. `folder` must be proven."""
+    """Every weight of a checkpoint by clean name, tied ones under each of their names. `folder` must be proven."""
     if manifest.zero_stage == 0:
         with torch.serialization.safe_globals([]):
             named: dict[str, Any] = torch.load(folder / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=True)["module"]
@@ -49,8 +49,7 @@ def merged_state(folder: Path, manifest: CheckpointManifest) -> dict[str, torch.
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
         named = dict(get_fp32_state_dict_from_zero_checkpoint(str(folder.parent), tag=folder.name) or {})
-    cleaned = {clean_name(name): tensor for name, tensor in named.items()}
-    return {name: _own(cleaned[name]) for name in manifest.parameters} if manifest.parameters else _once(cleaned)
+    return {clean_name(name): tensor for name, tensor in named.items()}
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
@@ -58,12 +57,12 @@ def _own(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to(torch.float32, copy=True)
 
 
-def _once(named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _once(named: dict[str, torch.Tensor]) -> tuple[str, ...]:
     """Tied weights share storage; the first name in order stands for all, as when the digest was taken."""
     found: dict[int, str] = {}
     for name in named:
         found.setdefault(named[name].data_ptr(), name)
-    return {name: _own(named[name]) for name in found.values()}
+    return tuple(found.values())
 
 
 def export(folder: Path, record: RunRecord, output: Path, key: bytes | None = None) -> str:
@@ -73,14 +72,16 @@ def export(folder: Path, record: RunRecord, output: Path, key: bytes | None = No
         NoValidCheckpoint: the checkpoint is bad, or the merged weights are not those that were saved.
     """
     manifest = proven_manifest(folder, key)
-    state = merged_state(folder, manifest)
-    digest = weights_digest(list(state.items()))
+    merged = merged_state(folder, manifest)
+    trained = tuple(manifest.parameters) or _once(merged)
+    digest = weights_digest((name, merged[name]) for name in trained)
     if manifest.weights_digest and digest != manifest.weights_digest:
         raise NoValidCheckpoint(
             f"the merged weights of step {manifest.step} are not those that were saved",
             value=digest[:16], bound=manifest.weights_digest[:16], remedy="Report this as a bug.",
         )  # fmt: skip
-    save_pretrained_folder(record.request.model, state, output)
+    state = trainable_of(record.request).exported(merged, trained)
+    save_pretrained_folder(record.request.model, {name: _own(tensor) for name, tensor in state.items()}, output)
     return digest
 
 

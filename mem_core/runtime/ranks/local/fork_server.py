@@ -10,25 +10,11 @@ gone (negative: killed by that signal), so that each child has its own channel a
 """
 
 import contextlib
-import ctypes
 import os
 import signal
 import sys
 
-PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel for SIGKILL when the parent dies, and leave at once if it already has."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:
-        os._exit(3)
-
-
-def first_to_be_killed() -> None:
-    """Offer this process to the kernel's OOM killer before any other; for children whose loss costs little."""
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("1000")
+from mem_core.infrastructure.machine.process_ties import die_with_parent
 
 
 def main(argv: list[str]) -> int:

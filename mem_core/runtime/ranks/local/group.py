@@ -1,4 +1,4 @@
-"""The rank processes of one try: started, watched, interrupted, replaced. Supervision is outside the training processes."""
+"""`RankGroup` on this machine: rank processes started, watched, interrupted. Supervision is outside the training processes."""
 
 import contextlib
 import queue
@@ -6,22 +6,21 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from mem_core.core.recovery.deadlines import PhaseTimes
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.segment import Evidence, Hung, SegmentFailure, WorkerLost
 from mem_core.infrastructure.machine.cgroups import KillCounter
-from mem_core.infrastructure.machine.process_facts import start_ticks, tail
+from mem_core.infrastructure.machine.process_facts import tail
 from mem_core.runtime.ranks.local.board import Board
 from mem_core.runtime.ranks.local.first_cause import first_cause, is_echo
-from mem_core.runtime.ranks.local.heartbeat import Heartbeat, HeartbeatReader
+from mem_core.runtime.ranks.local.heartbeat import HeartbeatReader
+from mem_core.runtime.ranks.local.places import local_place
 from mem_core.runtime.ranks.local.processes import ChildProcess, ForkServer
 from mem_core.runtime.ranks.local.pump import ReplyPump
 from mem_core.runtime.ranks.local.silence import SilenceWatch
-from mem_core.runtime.ranks.worker.classify import classify_death
+from mem_core.runtime.ranks.port import GroupFailed, Heartbeat, Watch
+from mem_core.runtime.ranks.worker.classify import classify_death, classify_server_death
 from mem_core.runtime.ranks.worker.protocol import (
     Command,
     Evaluate,
@@ -46,41 +45,17 @@ SETTLE_S = 0.5
 STACKS_S = 0.2
 
 
-class GroupFailed(Exception):
-    """A rank failed; the whole group is dead by the time this is raised. Carries the classified outcome."""
-
-    def __init__(self, failure: SegmentFailure) -> None:
-        super().__init__(failure.kind)
-        self.failure = failure
-
-
 class WorkerGroup:
-    """Rank processes that stand together: one fails, all are replaced."""
+    """Rank processes that stand together: one fails, all are ended."""
 
-    def __init__(
-        self,
-        server: ForkServer,
-        spec: WorkerSpec,
-        folder: Path,
-        try_number: int,
-        hang_factor: float,
-        on_record: Callable[[tuple[Any, ...]], None] = lambda events: None,
-        memory_limit_bytes: int = 0,
-        times: PhaseTimes | None = None,
-        entry: str = ENTRY,
-    ) -> None:
-        """`folder` is this process's own corner of the run's `live` folder, named by its pid.
-
-        `on_record` journals what rank 0 asks for in the middle of a command; `memory_limit_bytes` is that of all ranks; `times`
-        carries what was learned about deadlines over tries.
-        """
+    def __init__(self, server: ForkServer, spec: WorkerSpec, folder: Path, watch: Watch, entry: str = ENTRY) -> None:
+        """`folder` is the try's own and is made here; `entry` is the "module:function" that a rank runs."""
         self._server = server
         self._entry = entry
-        self._folder = folder / f"try-{try_number:04d}"
-        _remove_folders_of_the_dead(folder.parent)
+        self._folder = folder
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._on_record = on_record
-        self._memory_limit_bytes = memory_limit_bytes
+        self._on_record = watch.on_record
+        self._memory_limit_bytes = watch.memory_limit_bytes
         self._segment_deadline_s = spec.request.resilience.segment_deadline_s
         self._kill_counters: dict[int, KillCounter] = {}
         self.board = Board.create(self._folder / "board")
@@ -90,23 +65,15 @@ class WorkerGroup:
         self._readers: list[HeartbeatReader] = []
         for rank in range(spec.num_ranks):
             self._start_rank(spec, rank)
-        self._watch = SilenceWatch(self._readers, times or PhaseTimes(), hang_factor)
-        self._pump = ReplyPump(self._children, f"worker-group-{try_number}")
+        self._watch = SilenceWatch(self._readers, watch.times, spec.request.resilience.hang_factor)
+        self._pump = ReplyPump(self._children, f"worker-group-{folder.name}")
 
     def _start_rank(self, spec: WorkerSpec, rank: int) -> None:
-        heartbeat = self._folder / f"rank-{rank}.heartbeat"
+        place = local_place(self._folder, spec.device, rank, spec.num_ranks)
         child = self._server.fork(self._entry, f"rank-{rank}.log")
-        child.connection.send(
-            replace(
-                spec,
-                rank=rank,
-                rendezvous=str(self._folder / "rendezvous"),
-                heartbeat_path=str(heartbeat),
-                board_path=str(self._folder / "board"),
-            )
-        )
+        child.connection.send((spec, place))
         self._children.append(child)
-        self._readers.append(HeartbeatReader(heartbeat))
+        self._readers.append(HeartbeatReader(Path(place.heartbeat_path)))
 
     @property
     def pids(self) -> list[int]:
@@ -144,11 +111,11 @@ class WorkerGroup:
         assert isinstance(replies[0], SegmentDone)
         return replies[0]
 
-    def evaluate(self, max_batches: int) -> float:
-        """Validation loss per token. Raises GroupFailed."""
+    def evaluate(self, max_batches: int) -> Evaluated:
+        """Validation loss per token, and over how many rows. Raises GroupFailed."""
         replies = self._ask(Evaluate(max_batches))
         assert isinstance(replies[0], Evaluated)
-        return replies[0].loss
+        return replies[0]
 
     def wait_saved(self, step: int, deadline_s: float) -> list[Saved]:
         """Wait until every rank has written its files of `step`; may be called from another thread.
@@ -237,6 +204,8 @@ class WorkerGroup:
     def _lost(self, rank: int) -> SegmentFailure:
         child = self._children[rank]
         code = child.exit_code()
+        if child.pid is None:  # its log does not exist: what happened stands in the server's
+            return classify_server_death(self._server.exit_code(), self._server.last_lines(), rank)
         beat = self._readers[rank].read()
         name = signal.Signals(-code).name if code is not None and code < 0 else ""
         evidence = Evidence(
@@ -290,11 +259,3 @@ class WorkerGroup:
                 return False
             time.sleep(0.005)
         return True
-
-
-def _remove_folders_of_the_dead(live: Path) -> None:
-    """Corners of flows that were killed: nobody else would ever remove them."""
-    for folder in live.iterdir() if live.is_dir() else ():
-        pid = folder.name.partition("-")[0]
-        if pid.isdigit() and start_ticks(int(pid)) is None:
-            shutil.rmtree(folder, ignore_errors=True)

@@ -7,38 +7,17 @@ it even; the reader retries while it is odd or has changed.
 import mmap
 import struct
 import time
-from dataclasses import dataclass
 from pathlib import Path
+
+from mem_core.runtime.ranks.port import Heartbeat
 
 _RECORD = struct.Struct("<dqqqdddqqdqd16s")
 _SEQUENCE = struct.Struct("<Q")
 _SIZE = _SEQUENCE.size + _RECORD.size
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
-    """What a rank last said. `beat_s` is CLOCK_MONOTONIC, comparable between processes of one machine.
-
-    `step_s` is the whole last step, the same for ranks that wait for each other; `compute_s` its part before anybody is waited for.
-    """
-
-    beat_s: float = 0.0
-    batch_index: int = 0
-    applied_steps: int = 0
-    micro_batches: int = 0
-    loss: float = 0.0
-    grad_norm: float = 0.0
-    learning_rate: float = 0.0
-    tokens: int = 0
-    memory_bytes: int = 0
-    step_s: float = 0.0
-    peak_bytes: int = 0
-    compute_s: float = 0.0
-    phase: str = "start"
-
-
 class HeartbeatWriter:
-    """The rank's side. Cost: about two microseconds a beat."""
+    """The rank's side, its `Pulse`. Cost: about two microseconds a beat."""
 
     def __init__(self, path: Path) -> None:
         with path.open("wb+") as file:

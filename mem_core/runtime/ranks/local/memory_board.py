@@ -7,10 +7,10 @@ other in the gradient reduction anyway first agree on shared memory that every f
 import mmap
 import struct
 import time
-from dataclasses import dataclass
 
 from mem_core.core.memory.ladder import MicroBatch
 from mem_core.domain.plan import MemoryPlan
+from mem_core.runtime.ranks.agreement import RankReading
 
 PAGE_BYTES = 65_536
 _PLAN, _ACKNOWLEDGED, _RANKS, _RANK_BYTES = 64, 128, 192, 96
@@ -19,15 +19,6 @@ _THREE = struct.Struct("<qqq")
 _ONE = struct.Struct("<q")
 MAX_RANKS = (PAGE_BYTES - _RANKS) // _RANK_BYTES
 _SPIN_S = 0.0005
-
-
-@dataclass(frozen=True, slots=True)
-class RankReading:
-    """Bytes of one rank: resident (or allocated) now, at the last step's peak, and mapped (or reserved)."""
-
-    used_bytes: int
-    peak_bytes: int
-    mapped_bytes: int
 
 
 class MemoryBoard:

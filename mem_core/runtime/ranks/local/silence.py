@@ -8,7 +8,8 @@ from typing import cast
 from mem_core.core.recovery.deadlines import MINIMUM_S, PhaseTimes, RankSign, find_hung
 from mem_core.domain.segment import Phase
 from mem_core.infrastructure.machine.process_facts import active_seconds
-from mem_core.runtime.ranks.local.heartbeat import Heartbeat, HeartbeatReader
+from mem_core.runtime.ranks.local.heartbeat import HeartbeatReader
+from mem_core.runtime.ranks.port import Heartbeat
 
 QUIET_S = 0.5  # younger beats are no silence, and /proc is not asked
 STEP_PHASES = ("forward", "backward", "step")

@@ -8,13 +8,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, assert_never
 
-from mem_core.runtime.ranks.local.board import Board
+from mem_core.runtime.ranks.agreement import Agreement
 from mem_core.runtime.ranks.local.heartbeat import HeartbeatWriter
+from mem_core.runtime.ranks.local.shared_page import SharedPage
+from mem_core.runtime.ranks.place import RankPlace
+from mem_core.runtime.ranks.port import Pulse
 from mem_core.runtime.ranks.worker.classify import classify
 from mem_core.runtime.ranks.worker.protocol import (
     Command,
     Evaluate,
-    Evaluated,
     Failed,
     Ready,
     Record,
@@ -57,15 +59,34 @@ class ReplyChannel:
 
 
 def rank_main(connection: Connection) -> None:
-    """Entry of a forked rank: first message is its `WorkerSpec`, then commands."""
-    spec: WorkerSpec = connection.recv()
-    _prepare_process(spec)
-    from mem_core.runtime.deepspeed.runner import DeepSpeedRunner  # preloaded by the fork server
-
-    heartbeat = HeartbeatWriter(Path(spec.heartbeat_path))
-    heartbeat.beat("start")
+    """Entry of a forked rank: the first message is its `WorkerSpec` and its `RankPlace`, then come commands."""
+    first: tuple[WorkerSpec, RankPlace] = connection.recv()
+    spec, place = first
     channel = ReplyChannel(connection)
-    runner = DeepSpeedRunner(spec, heartbeat, Board(Path(spec.board_path)), channel.record)
+    try:
+        runner = _open_runner(spec, place, channel)
+    except Exception as exc:  # noqa: BLE001 - as below: a rank that cannot begin says why
+        traceback.print_exc()
+        channel.send(Failed(classify(exc, place.rank, "start", 0, steps_done=False)))
+        return
+    _obey_until_stop(runner, place, connection, channel)
+
+
+def _open_runner(spec: WorkerSpec, place: RankPlace, channel: ReplyChannel) -> Any:
+    _prepare_process(spec, place)
+    from mem_core.runtime.deepspeed.runner import DeepSpeedRunner  # preloaded by the fork server
+    from mem_core.runtime.ranks.worker.device import open_device
+
+    device = open_device(place)
+    device.use()
+    if spec.allocator_setting:
+        device.set_allocator(spec.allocator_setting)
+    pulse = open_pulse(place)
+    pulse.beat("start")
+    return DeepSpeedRunner(spec, place, device, pulse, open_agreement(spec, place), channel.record)
+
+
+def _obey_until_stop(runner: Any, place: RankPlace, connection: Connection, channel: ReplyChannel) -> None:
     while True:
         try:
             command: Command = connection.recv()
@@ -78,8 +99,11 @@ def rank_main(connection: Connection) -> None:
         except Exception as exc:  # noqa: BLE001 - the one edge where exceptions become outcomes (I8)
             traceback.print_exc()
             peak_bytes = runner.memory.peak_and_limit[0] or None
-            failure = classify(exc, spec.rank, runner.phase, runner.position.batch_index, failed=runner.micro_batch, peak_bytes=peak_bytes)
-            channel.send(Failed(failure))
+            failure = classify(
+                exc, place.rank, runner.phase, runner.position.batch_index,
+                failed=runner.micro_batch, peak_bytes=peak_bytes, steps_done=runner.has_stepped,
+            )  # fmt: skip
+            channel.send(Failed(runner.memory.with_evidence(failure)))
             return
 
 
@@ -91,26 +115,39 @@ def _obey(runner: Any, command: Restore | Train | Evaluate, channel: ReplyChanne
         case Train():
             return runner.train(command, channel.send)
         case Evaluate():
-            return Evaluated(runner.evaluate(command.max_batches))
+            return runner.evaluate(command.max_batches)
     assert_never(command)
 
 
-def _prepare_process(spec: WorkerSpec) -> None:
-    """What must be set before the process group exists: DeepSpeed reads these five and asks for mpi4py when one is missing."""
-    os.environ.update(
-        RANK=str(spec.rank),
-        LOCAL_RANK=str(spec.rank),
-        WORLD_SIZE=str(spec.num_ranks),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT="0",
-        GLOO_SOCKET_IFNAME="lo",
-    )
+def open_pulse(place: RankPlace) -> Pulse:
+    """This rank's sign of life."""
+    return HeartbeatWriter(Path(place.heartbeat_path))
+
+
+def open_agreement(spec: WorkerSpec, place: RankPlace) -> Agreement:
+    """This rank's way to agree with the others, who all stand on this machine."""
+    return SharedPage(place, spec.deadline_s)
+
+
+def rank_variables(place: RankPlace) -> dict[str, str]:
+    """What libraries read from the environment; DeepSpeed asks for mpi4py when one of the first five is missing."""
+    return {
+        "RANK": str(place.rank),
+        "LOCAL_RANK": str(place.local_rank),
+        "WORLD_SIZE": str(place.num_ranks),
+        "MASTER_ADDR": place.meeting.master_address,
+        "MASTER_PORT": str(place.meeting.master_port),
+        "GLOO_SOCKET_IFNAME": place.meeting.interface,
+    }
+
+
+def _prepare_process(spec: WorkerSpec, place: RankPlace) -> None:
+    """What must be set before the process group exists."""
+    os.environ.update(rank_variables(place))
     import torch
 
     torch.set_num_threads(spec.num_threads)
     _use_one_malloc_arena()
-    if spec.device == "cuda":
-        torch.cuda.set_device(spec.rank)
 
 
 def _use_one_malloc_arena() -> None:

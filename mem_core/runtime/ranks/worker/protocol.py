@@ -13,28 +13,29 @@ from mem_core.domain.segment import SegmentFailure
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """Everything a rank needs to build itself; sent once, first.
+    """What a run is, the same for each of its ranks; where one of them stands is its `RankPlace`. A rank is sent both, once, first.
 
-    `rendezvous` is a file that the ranks of one try share (torch's FileStore), so that no port is taken or left behind.
     `on_built`, a function or its "module:function", is called in the rank with the runner after each build: the port for
     measurements and for faults from outside.
     """
 
     request: RuntimeRequest
-    rank: int
-    num_ranks: int
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16", "float16"]
     num_threads: int
     data_folder: str
     validation_folder: str | None
     pad_token_id: int
-    rendezvous: str
-    heartbeat_path: str
-    board_path: str
     default_plan: MemoryPlan
     deadline_s: float = 600.0
     on_built: str | Callable[[Any], None] = ""
+    allocator_setting: str = ""
+    """For a device's caching allocator, in torch's words; empty: as the environment says. Set after fragmentation."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that train together."""
+        return self.request.parallel.num_ranks
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,9 @@ class Train:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Mean loss per token over at most `max_batches` global batches of the validation data."""
+    """Mean loss per token over the validation data, or an even spread of its rows: at most `max_batches` global batches."""
 
-    max_batches: int = 16
+    max_batches: int
 
 
 @dataclass(frozen=True)
@@ -123,9 +124,11 @@ class ReplayEvidence:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Validation loss per token, over all ranks."""
+    """Validation loss per token, over all ranks; NaN without validation data. `rows` of `rows_total` held-out rows were done."""
 
     loss: float
+    rows: int = 0
+    rows_total: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,80 @@
+"""What must be ready before the first step: DeepSpeed's ops and the token shards. Each is made once and found again at once."""
+
+from collections.abc import Callable
+
+from mem_core.core.run.record import RunRecord
+from mem_core.domain.errors import EnvironmentUnfit
+from mem_core.domain.request import RuntimeRequest
+from mem_core.infrastructure.machine.build import executable_problem, remove_stale_locks
+from mem_core.infrastructure.settings import Settings, child_environment
+from mem_core.infrastructure.telemetry.progress import PreparingView, Progress
+from mem_core.runtime.data.encoding.prepare import prepare_data
+from mem_core.runtime.data.values import PreparedData, PrepareProgress
+from mem_core.runtime.deepspeed.programs.build_ops import ops_needed
+from mem_core.runtime.deepspeed.programs.build_watch import BuildWatch, build_command, watch_build
+from mem_core.runtime.models.encoding import CURRENT_RULES, rules_of
+from mem_core.runtime.models.folders import at_hand
+
+
+def prepare_ops(request: RuntimeRequest, settings: Settings, device: str, max_jobs: int, note: Callable[[str], None]) -> None:
+    """Remove stale build locks, then build what this request's engine needs, in a process of its own with a deadline.
+
+    Raises:
+        EnvironmentUnfit: the build failed (with the compiler's last lines) or ran past its deadline (with who holds the lock).
+    """
+    refuse_unexecutable(request, settings)
+    folder = settings.torch_extensions_dir
+    for lock in remove_stale_locks(folder):
+        note(f"removed a build lock left by a killed build: {lock}")
+    names = ops_needed(request.deepspeed)
+    if not names:
+        return
+    limit_min = BuildWatch().deadline_s / 60
+    note(f"building DeepSpeed ops once: {', '.join(names)} (up to {limit_min:.0f} minutes; later starts find them ready)")
+    environment = child_environment(settings, device="cuda" if device == "cuda" else "cpu", max_jobs=max_jobs)
+    watch_build(build_command(names), environment, folder, note)
+
+
+def refuse_unexecutable(request: RuntimeRequest, settings: Settings) -> None:
+    """What is compiled is loaded from MEM's folders: asked before the first step, where the answer has a name.
+
+    Raises:
+        EnvironmentUnfit: a folder that this request's compiled code would be loaded from takes none.
+    """
+    folders = [settings.compile_cache_dir] if request.model.compile == "on" else []
+    folders += [settings.torch_extensions_dir] if ops_needed(request.deepspeed) else []
+    for folder in folders:
+        problem = executable_problem(folder)
+        if problem:
+            raise EnvironmentUnfit(
+                f"compiled code cannot be loaded from this folder: {problem} (is it mounted noexec, or not writable?)",
+                field="MEM_HOME",
+                value=folder,
+                remedy="Set MEM_HOME to a folder that allows it, or use model.compile: off.",
+            )
+
+
+def with_model_at_hand(request: RuntimeRequest, settings: Settings) -> RuntimeRequest:
+    """What ranks are given: they never fetch a model themselves."""
+    source = at_hand(request.model.source, settings.model_cache_dir)
+    return request.model_copy(update={"model": request.model.model_copy(update={"source": source})})
+
+
+def prepare_tokens(
+    request: RuntimeRequest, settings: Settings, vocab_size: int | None, progress: Progress, record: RunRecord | None
+) -> PreparedData:
+    """Token shards of the request's data, with a progress bar while they are made. A run with a `record` goes on under its own rules.
+
+    Raises DataError and its kin.
+    """
+    rules = CURRENT_RULES if record is None else rules_of(record.encoding)
+
+    def show(done: PrepareProgress) -> None:
+        progress.update(
+            PreparingView(
+                done_bytes=done.bytes_done, total_bytes=done.bytes_total, num_rows=done.rows, num_tokens=done.tokens, source=done.phase
+            )
+        )
+
+    tokenizer = at_hand(request.model.source, settings.model_cache_dir)
+    return prepare_data(request.data, request.training.seed, tokenizer, vocab_size, settings.data_cache_dir, show, rules)
