@@ -27,6 +27,7 @@ from mem_core.infrastructure.settings import Settings, child_environment
 from mem_core.infrastructure.storage.disk import OsDisk
 from mem_core.infrastructure.storage.opening import open_store
 from mem_core.infrastructure.storage.port import Store
+from mem_core.infrastructure.storage.presence import Patience
 from mem_core.infrastructure.storage.retrying import RetryPolicy
 from mem_core.runtime.checkpoint_manager.catalog import Catalog
 from mem_core.runtime.checkpoint_manager.mirror.mirror import highest_attempt
@@ -117,7 +118,8 @@ def acquire(examined: Examined) -> Held:
         fetch_record(store, run_id, root / run_id)
         at_least = highest_attempt(store, run_id) + 1
     with contextlib.ExitStack() as undo:
-        state = StateManager.acquire(root, run_id, at_least=at_least)
+        patience = Patience(order.options.store_patience_s, order.progress.note)
+        state = StateManager.acquire(root, run_id, at_least=at_least, patience=patience)
         undo.callback(state.release)
         record = state.record()
         request = order.request

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from mem_core.domain.checkpoint import checkpoint_name
-from mem_core.domain.errors import MemError, RunHeld
+from mem_core.domain.errors import MemError, RunHeld, StoreUnavailable
 from mem_core.infrastructure.storage.disk import Disk, remove_tree
 from mem_core.infrastructure.storage.local import make_folders
 
@@ -125,10 +125,16 @@ class AttemptArea:
 
     @contextlib.contextmanager
     def fenced(self) -> Iterator[None]:
-        """Whatever fails after the own folder is gone fails because a newer attempt took it."""
+        """Whatever fails after the own folder is gone fails because a newer attempt took it, or because the store went away with it."""
         try:
             yield
         except (FileNotFoundError, NotADirectoryError, MemError) as exc:
+            if self._disk.kind(self._all) != "folder":
+                raise StoreUnavailable(
+                    f"the run folder {self._all.parent} is not there",
+                    field="store",
+                    remedy="Bring the store back, then give the same command.",
+                ) from exc
             if self._disk.kind(self.desk) != "folder":
                 raise self.held() from exc
             raise
@@ -168,8 +174,15 @@ class AttemptArea:
             found.extend(path for path in inner if self._disk.kind(path) == "folder")
         return tuple(found)
 
+    def make_again(self, folder: Path) -> None:
+        """A folder of the run that somebody removed under it; never anything above, which would be another store in the same place."""
+        if self._disk.kind(folder) is None:
+            with contextlib.suppress(FileExistsError):
+                self._disk.make_folder(folder)
+            self._disk.sync_folder(folder.parent)
+
     def _shelve(self, bad: Path, name: str, what: str) -> None:
-        make_folders(self._disk, self.quarantine)
+        self.make_again(self.quarantine)
         number = self._next_number(self.quarantine)
         self._disk.rename(bad, self.quarantine / f"{_SHELVES[what]}-{number}-{name}")
         self._disk.sync_folder(self.quarantine)

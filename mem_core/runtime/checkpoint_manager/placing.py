@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mem_core.domain.events import CheckpointRemoved, CheckpointSealed, Noted
-from mem_core.infrastructure.storage.local import make_folders
 from mem_core.runtime.checkpoint_manager.attempt_area import AttemptArea
 from mem_core.runtime.checkpoint_manager.catalog import Catalog
 from mem_core.runtime.checkpoint_manager.inspection.file_checks import ManifestOnDisk
@@ -36,7 +35,7 @@ class Placing:
     def publish(self, step: int, staging: Path) -> None:
         """The moment of truth: one rename. What was there before is moved aside and put back by `take_over` if we die in between."""
         disk, target = self.ports.disk, self.catalog.path(step)
-        make_folders(disk, target.parent)  # somebody may have removed it under the live run, whose engine is sound
+        self.area.make_again(target.parent)  # somebody may have removed it under the live run, whose engine is sound
         before = self._cleared(step)
         try:
             disk.rename(staging, target)

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from mem_core.core.run.fold import fold_result
 from mem_core.core.run.run_report import write_report
-from mem_core.core.run.state_manager import write_atomically
 from mem_core.domain.errors import InternalError, Interrupted, MemError
 from mem_core.domain.events import Noted, RunEnded
 from mem_core.domain.run import RunResult
+from mem_core.infrastructure.storage.whole_file import write_atomically
 from mem_core.infrastructure.telemetry.report import REPORT_NAME
 from mem_core.runtime.proof.validator_process import ValidatorProcess
 from mem_core.runtime.ranks.port import Ranks

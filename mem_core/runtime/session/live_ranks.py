@@ -129,6 +129,7 @@ class LiveRanks:
         if self._group is not None and self._group is self._spent:
             self.checkpoints.wait_judged()  # its writers die with it
         self.lose()
+        self.attempt.state.await_store()  # ranks make folders of their own in it
         self.checkpoints.wait_idle()
         with self.attempt.ledger.bucket(bucket):
             return self._restore()

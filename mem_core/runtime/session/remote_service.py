@@ -10,12 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mem_core.core.run.record import has_record, sealed_text
-from mem_core.core.run.state_manager import StateManager, write_atomically
+from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.checkpoint import CheckpointManifest
 from mem_core.domain.errors import DataError, MemError, NoValidCheckpoint, RunHeld, StoreUnavailable
 from mem_core.domain.events import CheckpointMirrored, Noted
 from mem_core.domain.request import CheckpointSection
 from mem_core.infrastructure.storage.port import AlreadyExists, KeyMissing, Store
+from mem_core.infrastructure.storage.whole_file import write_atomically
 from mem_core.runtime.checkpoint_manager.manager import CheckpointManager
 from mem_core.runtime.checkpoint_manager.mirror.background import BackgroundMirror, MirrorState
 from mem_core.runtime.checkpoint_manager.mirror.mirror import Mirror

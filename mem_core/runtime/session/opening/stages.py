@@ -41,9 +41,9 @@ class OpeningOptions:
     `allow_reshard`: the newest checkpoint may be converted to other ranks or another ZeRO stage. `on_built`, a function or its
     "module:function", is called in each rank with its runner once it is built. `on_converted` is told of a universal checkpoint
     before it is used. `server`: somebody's fork server, begun early or shared. `first_plan_changes`: recorded memory plans of
-    another run that this one starts with, so that a twin splits its batches in the same way. `person_at_hand`: whether somebody can
-    be asked while it runs. `as_born`: dotted names of values that the driver derived and nobody asked for; a run that goes on keeps
-    those of its birth.
+    another run that this one starts with, so that a twin splits its batches in the same way. `store_patience_s`: how long a store that
+    goes away under the run is waited for. `person_at_hand`: whether somebody can be asked while it runs. `as_born`: dotted names of
+    values that the driver derived and nobody asked for; a run that goes on keeps those of its birth.
     """
 
     allow_reshard: bool = False
@@ -51,6 +51,7 @@ class OpeningOptions:
     on_converted: Callable[[Path], None] = lambda folder: None
     server: ForkServer | None = None
     first_plan_changes: tuple[MemoryPlanChange, ...] = ()
+    store_patience_s: float = 60.0
     person_at_hand: bool = False
     as_born: tuple[str, ...] = ()
 
