@@ -14,7 +14,7 @@ from mem_core.core.run.record import RunRecord, has_record
 from mem_core.core.run.reshard import allow_other_shape, reshaped, shape_of, with_shape
 from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.environment import EnvironmentReport
-from mem_core.domain.events import DoctorReported, Noted
+from mem_core.domain.events import DataPrepared, DoctorReported, Noted
 from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.request import RuntimeRequest, shown_request
 from mem_core.domain.secrets import unsigned
@@ -32,7 +32,6 @@ from mem_core.infrastructure.storage.presence import Patience
 from mem_core.infrastructure.storage.retrying import RetryPolicy
 from mem_core.runtime.checkpoint_manager.catalog import Catalog
 from mem_core.runtime.checkpoint_manager.mirror.mirror import highest_attempt
-from mem_core.runtime.data.reading.sniff import sniff_data
 from mem_core.runtime.data.values import PreparedData
 from mem_core.runtime.models.facts import ModelFacts, describe_model
 from mem_core.runtime.models.numbers import read_model_numbers
@@ -40,7 +39,7 @@ from mem_core.runtime.ranks.local.processes import ForkServer
 from mem_core.runtime.ranks.local.ranks import LocalRanks
 from mem_core.runtime.session.opening.engine_probe import probe_engine
 from mem_core.runtime.session.opening.orphans import with_orphans
-from mem_core.runtime.session.opening.prepare_service import prepare_ops, prepare_tokens
+from mem_core.runtime.session.opening.prepare_service import look_at_rows, prepare_ops, prepare_tokens
 from mem_core.runtime.session.opening.refusals import refuse_other_inputs, refuse_other_life, refuse_other_machine
 from mem_core.runtime.session.opening.stages import Examined, Held, Prepared, RunOrder
 from mem_core.runtime.session.opening.wiring import wire
@@ -100,7 +99,8 @@ def examine_only(
     observations = observe_machine(request, settings, run_root=live_root(request, settings), holder_of=observe_holder)
     observations = observations.model_copy(update={"engine": probe_engine(request, settings)})
     model = read_model_numbers(request.model.source, settings.model_cache_dir)
-    report = EnvironmentDoctor().examine(request, observations, model, sniff_data(request), asked)
+    data = look_at_rows(request, settings, model.vocab_size, live_root(request, settings) / request.run_id)
+    report = EnvironmentDoctor().examine(request, observations, model, data, asked)
     report = with_orphans(report, lambda: remote_store(request, settings, RetryPolicy(attempts=1)), request.run_id)
     return allow_other_shape(report) if allow_reshard else report
 
@@ -195,6 +195,7 @@ def prepare(held: Held) -> Prepared:
     else:
         refuse_other_inputs(record, data, model)
         _refuse_other_life(held, record)
+    state.emit(DataPrepared(data=data.summary()))
     training = held.request.training.model_copy(update={"schedule_steps": record.request.training.schedule_steps})
     request = held.request.model_copy(update={"training": training})
     record = _with_allowed_changes(record, request)

@@ -7,7 +7,7 @@ from pathlib import Path
 from mem_core.domain.request import DataSection
 from mem_core.runtime.data.child import ask_child
 from mem_core.runtime.data.encoding.acceptance import check_prepared
-from mem_core.runtime.data.encoding.cache import HashCache, fingerprint, load_prepared
+from mem_core.runtime.data.encoding.cache import HashCache, fingerprint, load_prepared, told
 from mem_core.runtime.data.encoding.tokenize_process import resolve_job
 from mem_core.runtime.data.reading.sources import SourceFile
 from mem_core.runtime.data.values import PreparedData, PrepareJob, PrepareProgress
@@ -46,8 +46,8 @@ def prepare_data(
     train, validation, notes = resolve_job(data, rules)
     prepared = _from_cache(job, train, validation)
     if prepared is None:
-        told = on_progress or (lambda progress: None)
-        answer = ask_child(PROGRAM, job.model_dump_json(), lambda raw: told(PrepareProgress.model_validate(raw)))
+        show = on_progress or (lambda progress: None)
+        answer = ask_child(PROGRAM, job.model_dump_json(), lambda raw: show(PrepareProgress.model_validate(raw)))
         prepared = PreparedData.model_validate(answer)
     prepared = prepared.model_copy(update={"notes": (*notes, *prepared.notes)})  # names are no part of what is cached
     check_prepared(prepared, data, vocab_size)
@@ -55,7 +55,19 @@ def prepare_data(
 
 
 def _from_cache(job: PrepareJob, train: Sequence[SourceFile], validation: Sequence[SourceFile]) -> PreparedData | None:
-    """What an earlier call made of the same files, known by their stamps without reading them."""
+    """What an earlier call made of the same files."""
+    name = _known_name(job, train, validation)
+    return None if name is None else load_prepared(job.cache_dir, name)
+
+
+def told_before(job: PrepareJob, train: Sequence[SourceFile], validation: Sequence[SourceFile]) -> PreparedData | None:
+    """What an earlier preparation of the same files said of them, without looking whether its shards are still whole."""
+    name = _known_name(job, train, validation)
+    return None if name is None else told(job.cache_dir, name)
+
+
+def _known_name(job: PrepareJob, train: Sequence[SourceFile], validation: Sequence[SourceFile]) -> str | None:
+    """The fingerprint, where the stamps of all files are known, so that none has to be read."""
     if not job.cache_dir.is_dir():
         return None
     hashes = HashCache(job.cache_dir)
@@ -63,4 +75,4 @@ def _from_cache(job: PrepareJob, train: Sequence[SourceFile], validation: Sequen
     known: list[tuple[SourceFile, str]] = [(file, digest) for file, digest in pairs if digest is not None]
     if len(known) < len(pairs):
         return None
-    return load_prepared(job.cache_dir, fingerprint(job.data, known[: len(train)], known[len(train) :], job.tokenizer_source, job.rules))
+    return fingerprint(job.data, known[: len(train)], known[len(train) :], job.tokenizer_source, job.rules)

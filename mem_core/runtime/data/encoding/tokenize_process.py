@@ -13,7 +13,7 @@ from mem_core.runtime.data.encoding.cache import HashCache, fingerprint, load_pr
 from mem_core.runtime.data.encoding.encoder import Encoder
 from mem_core.runtime.data.encoding.encoders import make_encoder
 from mem_core.runtime.data.encoding.first_rules import FirstRules
-from mem_core.runtime.data.encoding.notices import notices
+from mem_core.runtime.data.encoding.notices import CHAT_LOSS, NONE_HELD_OUT, notices
 from mem_core.runtime.data.encoding.sequences import RowMaker
 from mem_core.runtime.data.encoding.tokenizing import Target, Tokenizing
 from mem_core.runtime.data.reading.sources import SourceFile, each_once, resolve_files, unchanged
@@ -151,11 +151,12 @@ def _result(
 ) -> PreparedData:
     train, validation = indexes
     dropped = work.dropped + makers[0].dropped + makers[1].dropped
-    notes = [*work.notes, *encoder.notes, *notices(dropped, work.remarks, work.bad_rows, work.num_bad_rows)]
+    remarks = [*encoder.notes, *notices(dropped, work.remarks, work.bad_rows, work.num_bad_rows)]
     if job.data.messages_field is not None and not encoder.chat_has_assistant_mask:
-        notes.append("the chat template does not mark the assistant's words, so that the loss covers whole conversations")
+        remarks.append(CHAT_LOSS)
     if job.data.validation is not None and not validation.num_rows:
-        notes.append("no row was held out for validation: there are too few documents for the fraction")
+        remarks.append(NONE_HELD_OUT)
+    notes = [*work.notes, *(remark.text for remark in remarks)]
     return PreparedData(
         fingerprint=name,
         train_dir="",
@@ -177,6 +178,7 @@ def _result(
         num_files=len(sources),
         size_bytes=sum(file.size_bytes for file in sources),
         encoding=_encoding(job, encoder),
+        remarks=tuple(remarks),
         notes=tuple(notes[:20]) + ((f"and {len(notes) - 20} notes more",) if len(notes) > 20 else ()),
     )
 
