@@ -63,7 +63,7 @@ def test_an_answer_of_many_blocks_is_one() -> None:
 
 def test_a_program_that_ends_without_an_answer_is_an_error_of_ours() -> None:
     with pytest.raises(InternalError, match="ended with code 1"):
-        ask_child("mem_core.no_such_module", "{}")
+        ask_child("mem_core.nothing.here", "{}")
     with pytest.raises(InternalError, match="ended with code 0"):
         ask_child("keyword", "{}")
 
