@@ -19,7 +19,7 @@ from prefect.states import Cancelling
 from flows.flow_request import refuse_large, refuse_relative_store, settled_request
 from flows.notebook import ShownResult
 from flows.prefect_view.publisher import RESULT_MARK
-from flows.server.waiting import waits_for
+from flows.server.waiting import QUEUED, waits_for
 from mem_core.domain import errors
 from mem_core.domain.errors import EnvironmentUnfit, InternalError, Interrupted, MemError, RequestError
 from mem_core.domain.printable import printable
@@ -28,7 +28,6 @@ from mem_core.infrastructure.request.file import parse_request
 
 POLL_S = 1.0
 REASON_CHARACTERS = 500
-QUEUED = "AwaitingConcurrencySlot"
 
 
 class RunHandle:
@@ -93,19 +92,16 @@ class RunHandle:
         """What a run that has not started waits for, in words; empty where there is nothing to say (yet).
 
         Raises:
-            EnvironmentUnfit: for somebody who would pick it up.
+            EnvironmentUnfit: nobody is there who would pick it up.
         """
         state, since = run.state, run.created or run.expected_start_time
         if state is None or since is None or run.start_time is not None or not (state.is_scheduled() or state.is_pending()):
             return ""
-        queued = state.name == QUEUED
-        if not queued and time.time() - since.timestamp() < self._start_within_s:
+        if state.name != QUEUED and time.time() - since.timestamp() < self._start_within_s:
             return ""
         behind = waits_for(client, run) if state.is_scheduled() else "is picked up and has not started yet"
         if behind:
             return behind
-        if queued:
-            return "waits for the deployment's one place, which has just become free"
         raise EnvironmentUnfit(
             f"no worker picked it up within {self._start_within_s:.0f} s",
             value=f"flow run {run.name} is {run.state_name}",

@@ -7,21 +7,29 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymen
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 
+QUEUED = "AwaitingConcurrencySlot"
 AT_WORK = (StateType.RUNNING, StateType.PENDING, StateType.CANCELLING, StateType.PAUSED)
 POLLED_WITHIN_S = 25.0  # runners and workers ask each 10 s
 MOST_NAMED = 5
 
 
 def waits_for(client: SyncPrefectClient, run: FlowRun) -> str:
-    """Who is before it, by name; empty where nobody is, so that it waits for somebody who would run it."""
+    """Who is before a scheduled run, by name; empty where nobody is, so that it waits for somebody who would run it.
+
+    A run in the queue was taken by a process and put back for its deployment's limit. One that nobody has taken waits for a place
+    of the process that serves it, where such a process asks for work.
+    """
     if run.deployment_id is None:
         return ""
     deployment = client.read_deployment(run.deployment_id)
-    limit = deployment.global_concurrency_limit
-    ahead = [other for other in _at_work(client, run, same_deployment=True) if other.start_time is not None]
-    if limit is not None and len(ahead) >= limit.limit:
-        return f"waits behind {_names(ahead)}: {run_at_a_time(limit.limit)} of this deployment"
-    others = [other for other in _at_work(client, run, same_deployment=False) if other.start_time is not None]
+    if run.state is not None and run.state.name == QUEUED:
+        limit = deployment.global_concurrency_limit
+        ahead = _at_work(client, run, same_deployment=True)
+        at_a_time = f": {run_at_a_time(limit.limit)} of this deployment" if limit is not None else ""
+        if ahead:
+            return f"waits behind {_names(ahead)}{at_a_time}"
+        return "waits for the deployment's place, which has just become free" if _is_served(deployment) else ""
+    others = _at_work(client, run, same_deployment=False)
     if others and _is_served(deployment):
         return f"waits until the process that serves it has a free place; at work are {_names(others)}"
     return ""
