@@ -1,6 +1,7 @@
 """`mem checkpoints list | verify`: read-only looks at a run's checkpoints."""
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +30,7 @@ def open_catalog(folder: Path, key: bytes | None) -> Catalog:
     Raises:
         RequestError: no such run.
     """
-    if not (folder / "journal").is_dir():
+    if not os.path.isdir(folder / "journal"):
         raise RequestError("there is no such run", field="RUN", value=folder, remedy="Give a run id with --store, or a run folder.")
     return Catalog(OsDisk(), folder, folder.name, key)
 

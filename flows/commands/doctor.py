@@ -1,7 +1,6 @@
 """`mem doctor` and `mem policy evaluate`: looks at this machine, changes nothing."""
 
 import sys
-from pathlib import Path
 
 from flows.commands.policy import PolicyAnswer, evaluate_directive
 from mem_core.bootstrap import examine_only
@@ -12,6 +11,7 @@ from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.request.file import apply_overrides, load_mapping, parse_request
 from mem_core.infrastructure.request.policy_file import load_policy_file
 from mem_core.infrastructure.settings import Settings
+from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, read_handed
 
 
 def doctor(path: str, overrides: list[str], as_json: bool) -> int:
@@ -39,10 +39,8 @@ def _asked(path: str, overrides: list[str]) -> RuntimeRequest:
 
 
 def _read(source: str) -> bytes:
-    if source == "-":
-        return sys.stdin.buffer.read()
     try:
-        return Path(source).read_bytes()
+        return read_handed(source, RECORD_LIMIT_BYTES)
     except OSError as exc:
         raise RequestError(
             f"cannot read it: {exc.strerror}", field="--directive", value=source, remedy="Give a readable file or -."

@@ -9,7 +9,6 @@ As a program: `python -m flows.server.embedded serve OWNER_PID PORT` or `... mig
 import contextlib
 import hashlib
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -18,9 +17,10 @@ import time
 from pathlib import Path
 
 from mem_core.domain.errors import EnvironmentUnfit
-from mem_core.infrastructure.machine.process_facts import start_ticks
+from mem_core.infrastructure.machine.process_facts import start_ticks, tail
 from mem_core.infrastructure.machine.process_ties import die_with_parent
 from mem_core.infrastructure.settings import Settings
+from mem_core.infrastructure.storage.reading import copy_regular
 from mem_core.infrastructure.storage.writing import PRIVATE, open_to_append
 
 START_LIMIT_S = 180.0
@@ -64,7 +64,7 @@ class EmbeddedServer:
         database = _database_for(folder, run_key)
         environment = _environment(settings, database)
         if not database.exists():
-            shutil.copyfile(_template(folder, environment), database)
+            copy_regular(_template(folder, environment), database)
         with contextlib.suppress(OSError):
             database.chmod(PRIVATE)  # it takes what requests say; its journal files get the same mode
         port = free_port() if port is None else port
@@ -118,7 +118,7 @@ class EmbeddedServer:
                     return
             except httpx.HTTPError:
                 time.sleep(0.1)
-        lines = self._log_path.read_text(errors="replace").splitlines()[-5:]
+        lines = tail(self._log_path, 5)
         raise EnvironmentUnfit(
             "the embedded Prefect server did not start",
             value=" | ".join(lines) or f"no word within {limit_s:.0f} s",

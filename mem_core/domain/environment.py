@@ -200,5 +200,7 @@ class MachineObservations(Value):
     build: BuildObservation
     holder: HolderObservation | None = None
     saved: SavedRun | None = None
+    caches: StoreObservation | None = Field(default=None, description="MEM_HOME, tried as the store is; None means not looked at.")
+    file_size_limit_bytes: int | None = Field(default=None, description="Longest file that may be written; None means no limit.")
     leftovers: tuple[str, ...] = Field(default=(), description="Processes of earlier attempts of this run that are still alive.")
     stale_rank_variables: tuple[str, ...] = ()

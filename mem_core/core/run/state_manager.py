@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from mem_core.core.run.record import RECORD_NAME, SEAL_NAME, RunRecord, plain_text, read_record, refuse_lost_record, seal, sealed_text
 from mem_core.domain.errors import RunHeld, StoreUnavailable
@@ -23,7 +23,8 @@ from mem_core.domain.request import shown_request
 from mem_core.domain.secrets import hide_in_urls, in_texts
 from mem_core.domain.units import Value
 from mem_core.infrastructure.machine.process_facts import boot_id, start_ticks
-from mem_core.infrastructure.storage.journal_file import append_line
+from mem_core.infrastructure.storage.journal_file import append_line, attempt_files, read_attempt
+from mem_core.infrastructure.storage.reading import read_json
 from mem_core.infrastructure.storage.writing import SHARED, replace_text
 
 LEASE_S = 30.0
@@ -33,8 +34,8 @@ class Lease(Value):
     """Who holds a run. On one machine pid, start time and boot id name the holder for certain."""
 
     run_id: str
-    attempt: int
-    pid: int
+    attempt: int = Field(ge=1)
+    pid: int = Field(ge=1, lt=2**31, description="Never 0 or less: a signal to such a number reaches every process there is.")
     start_ticks: int
     boot_id: str
     host: str
@@ -64,13 +65,23 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def read_journal(folder: Path) -> list[JournalLine]:
-    """Every complete line of every attempt, in order. A last line cut by a crash is dropped."""
+    """Every complete line of every attempt, in order. A last line cut by a crash is dropped.
+
+    Raises:
+        StoreUnavailable: a file cannot be read; what it says must not be missed in silence.
+    """
     return [JournalLine.model_validate_json(raw) for raw in _raw_lines(folder)]
 
 
 def _raw_lines(folder: Path) -> Iterator[bytes]:
-    for path in sorted(folder.glob("attempt-*.jsonl"), key=lambda item: int(item.stem.removeprefix("attempt-"))):
-        for raw in path.read_bytes().split(b"\n")[:-1]:
+    try:
+        contents = [read_attempt(path) for _, path in attempt_files(folder)]
+    except OSError as exc:
+        raise StoreUnavailable(
+            "the journal cannot be read", value=f"{exc.filename}: {exc.strerror}", remedy="Mend its permissions, or restore the file."
+        ) from exc
+    for content in contents:
+        for raw in content.split(b"\n")[:-1]:
             with contextlib.suppress(ValidationError):
                 JournalLine.model_validate_json(raw)
                 yield raw
@@ -244,7 +255,7 @@ class StateManager:
 def read_lease(folder: Path) -> Lease | None:
     """lease.json, or None where there is none or it cannot be read."""
     try:
-        return Lease.model_validate(json.loads((folder / "lease.json").read_text()))
+        return Lease.model_validate(read_json(folder / "lease.json"))
     except (OSError, ValueError):
         return None
 
@@ -270,5 +281,4 @@ def _journal_path(folder: Path, attempt: int) -> Path:
 
 
 def _newest_attempt(folder: Path) -> int:
-    numbers = [int(path.stem.removeprefix("attempt-")) for path in (folder / "journal").glob("attempt-*.jsonl")]
-    return max(numbers, default=0)
+    return max((number for number, _ in attempt_files(folder / "journal")), default=0)

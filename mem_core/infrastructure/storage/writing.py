@@ -42,14 +42,19 @@ def open_to_append(path: Path, mode: int = PRIVATE) -> BinaryIO:
     """
     for _ in range(2):
         try:
-            return _append_to(path, mode)
+            return open_append(path, mode)
         except (NotPlain, IsADirectoryError) as exc:
             refused = exc
-            path.rename(path.with_name(f"{path.name}.not-a-file-{uuid.uuid4().hex[:8]}"))
+            _set_aside(path)
     raise refused
 
 
-def _append_to(path: Path, mode: int) -> BinaryIO:
+def _set_aside(path: Path) -> None:
+    path.rename(path.with_name(f"{path.name}.not-a-file-{uuid.uuid4().hex[:8]}"))
+
+
+def open_append(path: Path, mode: int) -> BinaryIO:
+    """A plain file to append to, made where there is none; never waits. Raises OSError, `NotPlain` among it."""
     with contextlib.suppress(FileNotFoundError):
         _refuse_other_kinds(os.stat(path), path)  # before the opening: a device may act on it
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY

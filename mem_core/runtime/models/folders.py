@@ -53,9 +53,9 @@ def local_model_folder(source: str, cache_dir: Path | None = None) -> Path:
     if "://" in source and not source.startswith("file://"):
         return _fetch(source, cache_dir or Path(tempfile.gettempdir()) / f"mem-models-{os.getuid()}")
     folder = Path(source.removeprefix("file://"))
-    if folder.is_dir():
+    if os.path.isdir(folder):
         return folder
-    problem = "is a file, not a model folder" if folder.exists() else "no such folder"
+    problem = "is a file, not a model folder" if os.path.exists(folder) else "no such folder"
     raise RequestError(
         problem,
         field="model.source",

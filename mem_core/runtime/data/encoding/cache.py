@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from mem_core.domain.errors import DataError
 from mem_core.domain.request import DataSection
+from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, read_json, read_regular
 from mem_core.runtime.data.reading.sources import SourceFile
 from mem_core.runtime.data.serving.dataset import check_contents, check_folder
 from mem_core.runtime.data.values import PreparedData
@@ -63,7 +64,7 @@ class HashCache:
 
     def _load(self) -> dict[str, list[Any]]:
         try:
-            loaded = json.loads(self._path.read_bytes())
+            loaded = read_json(self._path)
         except (OSError, ValueError):
             return {}
         return cast(dict[str, list[Any]], loaded) if isinstance(loaded, dict) else {}
@@ -91,7 +92,7 @@ def load_prepared(cache_dir: Path, name: str) -> PreparedData | None:
     """The prepared data of a fingerprint when it is there and whole; a damaged folder is removed and counts as absent."""
     folder = cache_dir / name
     try:
-        prepared = PreparedData.model_validate_json((folder / _RESULT_NAME).read_bytes())
+        prepared = PreparedData.model_validate_json(read_regular(folder / _RESULT_NAME, RECORD_LIMIT_BYTES))
         validation = folder / "validation" if prepared.num_validation_samples else None
         for part in (folder / "train", validation):
             if part is not None:

@@ -7,6 +7,7 @@ from itertools import chain
 from mem_core.domain.environment import DataFile, DataNumbers
 from mem_core.domain.errors import MemError, RequestError
 from mem_core.domain.request import RuntimeRequest
+from mem_core.infrastructure.storage.reading import open_regular
 
 _SNIFF_BYTES = 64 * 1024
 _MAGICS = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
@@ -37,7 +38,7 @@ def sniff_data(request: RuntimeRequest) -> DataNumbers:
 def sniff_file(path: str, kind: str) -> str:
     """Why the first bytes cannot be rows of this kind ("text", "jsonl"); empty when they can."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             head = file.read(_SNIFF_BYTES)
     except OSError as exc:
         return exc.strerror or str(exc)

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, Literal, cast
 from mem_core.domain.capabilities import PARQUET, refusal
 from mem_core.domain.errors import DataError
 from mem_core.domain.units import Value
+from mem_core.infrastructure.storage.reading import open_descriptor, open_regular
 
 STDLIB_SOURCE = "stdlib:"
 STDLIB_CAP_BYTES = 12_000_000
@@ -68,8 +69,7 @@ def _local_file(path: str, data_format: str, field: str) -> SourceFile:
         raise DataError("this is a folder", field=field, value=path, remedy=_FOLDER_REMEDY)
     kind = _kind(path, data_format, field)
     try:
-        with open(path, "rb"):
-            pass
+        os.close(open_descriptor(path))
         absolute = os.path.abspath(path)
         return _stamped(absolute, kind)
     except FileNotFoundError as exc:
@@ -178,7 +178,7 @@ def open_source(file: SourceFile) -> Iterator[BinaryIO]:
         fs, path = _filesystem(file.path, "data")
         mode_open = fs.open
     else:
-        path, mode_open = file.path, open
+        path, mode_open = file.path, lambda path, mode: open_regular(path)
     try:
         stream = cast(BinaryIO, mode_open(path, "rb"))
     except Exception as exc:  # each fsspec backend has an error tree of its own

@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 from mem_core.domain.errors import DataError
 from mem_core.domain.request import DataSection
+from mem_core.infrastructure.storage.reading import open_regular
 from mem_core.runtime.data.encoding.encoders import pieces
 from mem_core.runtime.data.reading.rows import GZIP_MAGIC, BadRow, Document, check_rows, not_utf8
 from mem_core.runtime.data.reading.sources import SourceFile, open_source
@@ -79,7 +80,7 @@ def _refuse_compressed(block: bytes, file: SourceFile) -> None:
 def read_units(file: Readable, data: DataSection) -> Iterator[tuple[int, Read]]:
     """(bytes gone through, what they hold) in order: a unit, a bad row, or None for a blank line or a blank file."""
     try:
-        stream = open(file.path, "rb")  # noqa: SIM115 - closed by the with below; only opening may fail here
+        stream = open_regular(file.path)
     except OSError as exc:
         raise DataError(
             f"the file cannot be read: {exc}", field="data", value=file.source.path, remedy="Check the file and its permissions"
