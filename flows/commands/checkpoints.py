@@ -11,6 +11,7 @@ from mem_core.domain.errors import NoValidCheckpoint, RequestError
 from mem_core.domain.units import format_bytes
 from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.storage.disk import OsDisk
+from mem_core.infrastructure.storage.reading import why
 from mem_core.runtime.checkpoint_manager.catalog import Catalog
 from mem_core.runtime.checkpoint_manager.inspection.validator import IntegrityValidator
 
@@ -89,4 +90,7 @@ def judge(path: Path, manifest: CheckpointManifest, key: bytes | None) -> tuple[
     """Reasons why a checkpoint is bad: every file read and hashed, and its signature, which needs the key that made it."""
     if key is None and (path / SIGNATURE_NAME).exists():
         return (UNCHECKED,)
-    return IntegrityValidator(signature_key=key)(path, manifest, "", "integrity").reasons
+    try:
+        return IntegrityValidator(signature_key=key)(path, manifest, "", "integrity").reasons
+    except OSError as exc:
+        return (f"it cannot be read ({why(exc)})",)

@@ -62,7 +62,10 @@ class Catalog:
         entry = next((item for item in self._disk.entries(self.path(step)) if item.name == VERDICT_NAME), None)
         if entry is None or entry.kind != "file" or entry.size_bytes > _MAX_VERDICT_BYTES:
             return None
-        return decode_verdict(self._disk.read(self.path(step) / VERDICT_NAME), manifest_sha256)
+        try:
+            return decode_verdict(self._disk.read(self.path(step) / VERDICT_NAME), manifest_sha256)
+        except OSError:
+            return None
 
     def own(self) -> dict[int, tuple[CheckpointManifest, CheckpointVerdict | None]]:
         """Complete checkpoints of this very run, ascending: manifest and bound verdict. Damaged and foreign ones are left out."""

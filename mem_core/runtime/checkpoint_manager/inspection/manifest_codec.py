@@ -22,6 +22,10 @@ class SignatureRefused(ManifestDamaged):
     """The manifest does not bear the signature of the key in use: damaged, foreign, or simply another key. Never a reason to quarantine."""
 
 
+class ManifestUnreadable(SignatureRefused):
+    """What it says cannot be seen at this moment or by this user. As with another's signature: left where it lies, an older one is tried."""
+
+
 def sha256_hex(data: bytes) -> str:
     """SHA-256 in hex."""
     return hashlib.sha256(data).hexdigest()

@@ -70,7 +70,7 @@ def _jsonl_problem(head: bytes) -> str:
             continue
         try:
             row = json.loads(line.decode("utf-8-sig"))
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             return f"line {number} is not JSON: {exc}"
         return "" if isinstance(row, dict) else f"line {number} is a JSON {type(row).__name__}, not an object"
     return ""
