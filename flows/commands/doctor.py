@@ -3,7 +3,7 @@
 import sys
 
 from flows.commands.policy import PolicyAnswer, evaluate_directive
-from mem_core.bootstrap import examine_only
+from mem_core.bootstrap import examine_deeply, examine_only
 from mem_core.core.doctor.environment_doctor import error_of
 from mem_core.core.doctor.render import render_report
 from mem_core.domain.errors import RequestError
@@ -16,7 +16,7 @@ from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, read_han
 
 def doctor(path: str, overrides: list[str], as_json: bool) -> int:
     """Print the report; exit 0 when nothing fails, else the exit code of the first failing kind."""
-    report = examine_only(_asked(path, overrides), Settings.from_environment())
+    report = examine_deeply(_asked(path, overrides), Settings.from_environment())
     print(render_report(report), file=sys.stderr)
     if as_json:
         print(report.model_dump_json())

@@ -131,6 +131,12 @@ def smallest_limit(kind: Device | str, limits_bytes: dict[str, int], own_bytes: 
     )
 
 
+def with_failed_trial(report: EnvironmentReport, error: MemError) -> EnvironmentReport:
+    """The report with what a trial of the model ended with as its first finding."""
+    finding = Finding(check="model", severity="failure", observed=error.problem, remedy=error.remedy, exit_code=error.exit_code)
+    return report.model_copy(update={"findings": (finding, *report.findings)})
+
+
 def error_of(report: EnvironmentReport) -> MemError | None:
     """The error that ends the run, by the order of conditions of the exit codes; None when nothing failed."""
     for kind in _ERRORS:

@@ -102,7 +102,7 @@ class OsDisk:
 
     def digest(self, path: Path) -> tuple[int, str]:
         digest, size = hashlib.sha256(), 0
-        with open_regular(path, buffering=0) as file:
+        with open_regular(path) as file:
             while chunk := file.read(_HASH_CHUNK_BYTES):
                 digest.update(chunk)
                 size += len(chunk)

@@ -11,8 +11,9 @@ import os
 import shutil
 import stat
 import sys
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 MAX_JSON_DEPTH = 100
 _HELD_OPEN = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
@@ -32,13 +33,13 @@ class NotPlain(OSError):
     """What lies there is no plain file, or larger than anything that belongs there. `strerror` says which, in words for people."""
 
 
-def open_regular(path: Path | str, *, buffering: int = -1) -> BinaryIO:
+def open_regular(path: Path | str) -> BufferedReader:
     """Open a plain file to read bytes. Never waits.
 
     Raises:
         OSError: as `open` raises, `NotPlain` and `IsADirectoryError` among it.
     """
-    return cast(BinaryIO, os.fdopen(open_descriptor(path), "rb", buffering=buffering))
+    return os.fdopen(open_descriptor(path), "rb")
 
 
 def open_descriptor(path: Path | str) -> int:

@@ -40,17 +40,11 @@ def open_to_append(path: Path, mode: int = PRIVATE) -> BinaryIO:
     Raises:
         OSError: it can be neither opened nor set aside.
     """
-    for _ in range(2):
-        try:
-            return open_append(path, mode)
-        except (NotPlain, IsADirectoryError) as exc:
-            refused = exc
-            _set_aside(path)
-    raise refused
-
-
-def _set_aside(path: Path) -> None:
-    path.rename(path.with_name(f"{path.name}.not-a-file-{uuid.uuid4().hex[:8]}"))
+    try:
+        return open_append(path, mode)
+    except (NotPlain, IsADirectoryError):
+        path.rename(path.with_name(f"{path.name}.not-a-file-{uuid.uuid4().hex[:8]}"))
+        return open_append(path, mode)
 
 
 def open_append(path: Path, mode: int) -> BinaryIO:

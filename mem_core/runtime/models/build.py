@@ -41,6 +41,23 @@ def build_model(
     return _ready(module, dtype, activation_checkpointing)
 
 
+def build_skeleton(source: str, cache_dir: Path | None = None) -> "torch.nn.Module":
+    """The module of a model folder without any weight: its parameters have shapes and no storage.
+
+    Raises:
+        RequestError: transformers does not build that configuration.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = _config(source, cache_dir)
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config)
+    except Exception as exc:  # whatever transformers makes of other people's files
+        raise _unusable("the model cannot be built", exc, source, "Give a model that transformers knows by itself") from exc
+
+
 def load_tokenizer(source: str, cache_dir: Path | None = None) -> Any:
     """The model's Hugging Face tokenizer; bytes for presets. Code of the model's own is never run.
 

@@ -104,9 +104,9 @@ def _fetch(url: str, cache_dir: Path) -> Path:
     listing = sorted((entry["name"], entry["size"], str(entry.get("ETag", entry.get("mtime", "")))) for entry in entries)
     target = cache_dir / hashlib.sha256(json.dumps([url, listing]).encode()).hexdigest()[:32]
     if not target.is_dir():
-        cache_dir.mkdir(parents=True, exist_ok=True)
         staging = cache_dir / f".fetch-{uuid.uuid4().hex}"
         try:
+            cache_dir.mkdir(parents=True, exist_ok=True)
             staging.mkdir()
             for name, _, _ in listing:
                 fs.get_file(name, str(staging / name.rsplit("/", 1)[-1]))

@@ -93,7 +93,8 @@ class AdviceService:
 
     def _mean(self, column: str, to_step: int) -> float | None:
         try:
-            value = float(np.mean(read_segment_metrics(self.metrics_folder / f"step-{to_step:09d}.npz")[column]))
+            columns = read_segment_metrics(self.metrics_folder / f"step-{to_step:09d}.npz")
+            value = float(np.mean(columns[column].astype(np.float64)))
         except (OSError, ValueError):
             return None
         return value if np.isfinite(value) else None

@@ -23,7 +23,7 @@ class SignatureRefused(ManifestDamaged):
 
 
 class ManifestUnreadable(SignatureRefused):
-    """What it says cannot be seen at this moment or by this user. As with another's signature: left where it lies, an older one is tried."""
+    """What it says cannot be seen now or by this user. As with another's signature: left where it lies, and an older one is tried."""
 
 
 def sha256_hex(data: bytes) -> str:

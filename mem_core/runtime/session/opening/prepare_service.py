@@ -1,5 +1,6 @@
 """What must be ready before the first step: DeepSpeed's ops and the token shards. Each is made once and found again at once."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,9 +13,15 @@ from mem_core.infrastructure.telemetry.progress import PreparingView, Progress
 from mem_core.runtime.data.encoding.prepare import prepare_data
 from mem_core.runtime.data.values import PreparedData, PrepareProgress
 from mem_core.runtime.deepspeed.programs.build_ops import ops_needed
-from mem_core.runtime.models.folders import at_hand
+from mem_core.runtime.models.facts import describe_model
+from mem_core.runtime.models.folders import at_hand, is_preset
+from mem_core.runtime.models.trial import ENTRY as TRIAL_ENTRY
+from mem_core.runtime.models.trial import Trial, answer_of
+from mem_core.runtime.ranks.port import Helpers
 
 BUILD_DEADLINE_S = 1_200.0
+TRIAL_DEADLINE_S = 300.0
+TRIAL_BYTES_PER_S = 20e6  # slower than any disk that training should use
 
 
 def prepare_ops(request: RuntimeRequest, settings: Settings, device: str, max_jobs: int, note: Callable[[str], None]) -> None:
@@ -48,6 +55,41 @@ def prepare_ops(request: RuntimeRequest, settings: Settings, device: str, max_jo
         raise EnvironmentUnfit(
             f"building {', '.join(names)} failed: {' | '.join(lines)[-1500:]}", remedy="Mend the compiler named above, then start again."
         ) from exc
+
+
+def try_model(request: RuntimeRequest, settings: Settings, dtype: str, helpers: Helpers) -> None:
+    """Build the request's model once in a process beside the driver, before any rank is started. Presets need none.
+
+    Raises:
+        RequestError: its folder cannot be trained, in the words of what refused it. EnvironmentUnfit: the process died or never answered.
+    """
+    if is_preset(request.model.source):
+        return
+    facts = describe_model(request.model.source, settings.model_cache_dir)
+    trial = Trial(
+        model=request.model,
+        sequence_length=request.data.sequence_length,
+        dtype=dtype,
+        activation_checkpointing=request.model.activation_checkpointing == "on",
+        cache_dir=settings.model_cache_dir,
+    )
+    child = helpers.fork(TRIAL_ENTRY, "model-trial.log")
+    try:
+        child.wait_forked(TRIAL_DEADLINE_S)
+        child.connection.send(trial.model_dump_json())
+        error = answer_of(child.connection, TRIAL_DEADLINE_S + facts.stored_bytes / TRIAL_BYTES_PER_S)
+    except (EOFError, OSError, TimeoutError) as exc:
+        raise EnvironmentUnfit(
+            f"the model could not be tried: its process {'never answered' if isinstance(exc, TimeoutError) else 'died'}",
+            field="model.source",
+            value=request.model.source,
+            remedy="Read logs/model-trial.log; memory may be short for this model.",
+        ) from exc
+    finally:
+        child.signal_group(signal.SIGKILL)
+        child.close()
+    if error is not None:
+        raise error
 
 
 def with_model_at_hand(request: RuntimeRequest, settings: Settings) -> RuntimeRequest:
