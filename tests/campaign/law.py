@@ -36,6 +36,7 @@ class Case:
     replay: str
     run: Callable[[], str]
     """Returns a word for the outcome; raises MemError for a refusal, Broken where a success was none."""
+    limit_s: float | None = None
 
 
 @dataclass
@@ -75,7 +76,7 @@ def judged(case: Case) -> tuple[str, str]:
     """(how it ended, what is wrong with that or "")."""
     said = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said), time_limit(LIMIT_S):
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said), time_limit(case.limit_s or LIMIT_S):
             outcome = case.run()
             problem = ""
     except MemError as exc:
@@ -83,7 +84,7 @@ def judged(case: Case) -> tuple[str, str]:
         said.write(f"{exc} {vars(exc)}")
         problem = "" if exc.exit_code in DOCUMENTED and exc.remedy else f"exit {exc.exit_code}: {exc}"
     except Hang:
-        outcome, problem = "HANG", f"no end within {LIMIT_S} s"
+        outcome, problem = "HANG", f"no end within {case.limit_s or LIMIT_S} s"
     except Broken as exc:
         outcome, problem = "WRONG", str(exc)
     except Exception:  # noqa: BLE001 - that there is none of them is what is tested
