@@ -12,6 +12,7 @@ _FLOWS = {
     "restore_drill": "flows.restore_drill_flow",
     "doctor": "flows.doctor_flow",
     "chaos_drill": "flows.chaos_drill_flow",
+    "restart": "flows.restart_flow",
 }
 
 
@@ -21,4 +22,4 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["chaos_drill", "doctor", "endurance", "finetune", "restore_drill"]
+__all__ = ["chaos_drill", "doctor", "endurance", "finetune", "restart", "restore_drill"]

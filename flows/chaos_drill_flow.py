@@ -10,6 +10,7 @@ from prefect.cache_policies import NO_CACHE
 from flows.commands.owned import run_owned
 from flows.context import flow_run_name, request_of_run
 from flows.mem_flow import mem_flow
+from mem_core.domain.printable import printable
 from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.settings import Settings
 from mem_core.runtime.chaos.drill.report import DrillReport, text_report
@@ -34,7 +35,7 @@ def chaos_drill(
     """
     report = DrillReport.model_validate(run_drill(request_of_run(request, overrides).model_dump(mode="json"), seed))
     if not report.passed:
-        raise DrillFailed(f"{text_report(report)}\nRead {report.run_folder}.drill/drill.html.")
+        raise DrillFailed(f"{printable(text_report(report))}\nRead {report.run_folder}.drill/drill.html.")
     return report.model_dump(mode="json")
 
 
@@ -52,5 +53,5 @@ def run_drill(request: dict[str, Any], seed: int) -> dict[str, Any]:
         done = run_owned(["drill", str(path), "--seed", str(seed), "--json"], environment)
     lines = done.stdout.strip().splitlines()
     if done.returncode not in (0, 1) or not lines:
-        raise DrillFailed(f"the drill ended with {done.returncode}: {done.stderr[-1500:]}")
+        raise DrillFailed(f"the drill ended with {done.returncode}: {printable(done.stderr[-1500:])}")
     return DrillReport.model_validate_json(lines[-1]).model_dump(mode="json")

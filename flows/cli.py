@@ -11,6 +11,8 @@ from types import FrameType
 
 from flows.commands.output import report_error, run_folder
 from mem_core.domain.errors import InternalError, Interrupted, MemError
+from mem_core.infrastructure.machine.process_facts import refuse_lost_working_folder
+from mem_core.infrastructure.telemetry.streams import secure_standard_streams, why_lost
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -83,6 +85,14 @@ def _serve_verb(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     verb.add_argument("--file", metavar="PREFECT.yaml", help="deployments to serve; default deployments/prefect.yaml of MEM")
     verb.add_argument("--port", type=int, default=4200, help="port of the local server (not used with PREFECT_API_URL)")
     verb.add_argument("--limit", type=int, default=4, help="flow runs at the same time")
+    verb.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        dest="hosts",
+        help="another name under which a tunnel or an ingress leads to the local server; may be given several times",
+    )
     verb.set_defaults(json=False)
 
 
@@ -93,25 +103,36 @@ def main(argv: list[str] | None = None) -> None:
     be resumed. A run that trains has a handler of its own, which ends the step and commits.
     """
     signal.signal(signal.SIGTERM, _stop_at_once)
-    arguments = build_parser().parse_args(argv)
-    try:
-        code = run_verb(arguments)
-    except MemError as exc:
-        code = report_error(exc, arguments.json)
-    except BrokenPipeError:
-        code = 0
-    except KeyboardInterrupt as exc:
-        by = f" by {exc}" if str(exc) else ""
-        stopped = Interrupted(f"stopped at once{by}", remedy="The same command starts it again or goes on with it.")
-        code = report_error(stopped, arguments.json)
-    except Exception as exc:  # noqa: BLE001 - the last edge: whatever it is becomes exit 70 with its text
-        traceback.print_exc()
-        bug = InternalError(f"{type(exc).__name__}: {exc}", remedy="Report this as a bug with the lines above.")
-        code = report_error(bug, arguments.json)
+    code = _ended(argv)
     sys.stdout.flush()
+    if lost := why_lost(sys.stdout):
+        print(f"mem: standard output could not be written ({lost})", file=sys.stderr)
     sys.stderr.flush()
     # Prefect's exit handlers wait seconds per queued event when its server is gone; everything of ours is flushed by now.
     os._exit(code)
+
+
+def _ended(argv: list[str] | None) -> int:
+    """Carry out the command line; whatever comes of it is an exit code."""
+    as_json = False
+    try:
+        secure_standard_streams()
+        arguments = build_parser().parse_args(argv)
+        as_json = arguments.json
+        refuse_lost_working_folder()
+        return run_verb(arguments)
+    except MemError as exc:
+        return report_error(exc, as_json)
+    except KeyboardInterrupt as exc:
+        by = f" by {exc}" if str(exc) else ""
+        stopped = Interrupted(f"stopped at once{by}", remedy="The same command starts it again or goes on with it.")
+        return report_error(stopped, as_json)
+    except SystemExit as exc:  # the parser has said what is wrong, or printed what was asked for
+        return exc.code if isinstance(exc.code, int) else 0 if exc.code is None else 1
+    except Exception as exc:  # noqa: BLE001 - the last edge: whatever it is becomes exit 70 with its text
+        traceback.print_exc()
+        bug = InternalError(f"{type(exc).__name__}: {exc}", remedy="Report this as a bug with the lines above.")
+        return report_error(bug, as_json)
 
 
 def _stop_at_once(number: int, _: FrameType | None) -> None:
@@ -144,7 +165,7 @@ def run_verb(arguments: argparse.Namespace) -> int:
         case "serve":
             from flows.server.serve import DEPLOYMENTS_FILE, serve
 
-            return serve(Path(arguments.file) if arguments.file else DEPLOYMENTS_FILE, arguments.port, arguments.limit)
+            return serve(Path(arguments.file) if arguments.file else DEPLOYMENTS_FILE, arguments.port, arguments.limit, arguments.hosts)
         case _:
             return _inspect(arguments)
 
@@ -178,8 +199,11 @@ def _policy(arguments: argparse.Namespace) -> int:
 
         answer = evaluate_policy(arguments.request, arguments.overrides, arguments.directive)
     else:
-        files = policy_commands.read_journal_files(run_folder(arguments.run, arguments.store))
-        answer = policy_commands.replay_decisions(files) if arguments.action == "replay" else policy_commands.explain_run(files)
+        folder = run_folder(arguments.run, arguments.store)
+        if arguments.action == "replay":
+            answer = policy_commands.replay_run(folder)
+        else:
+            answer = policy_commands.explain_run(policy_commands.read_journal_files(folder))
     print(answer.text, file=sys.stderr)
     if arguments.json:
         print(json.dumps(answer.report))

@@ -12,6 +12,7 @@ from mem_core.core.run.fold import fold_state
 from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.errors import MemError, NoProgress, RequestError
 from mem_core.domain.request import RuntimeRequest
+from mem_core.infrastructure.machine.process_facts import refuse_lost_working_folder
 from mem_core.infrastructure.settings import Settings
 from mem_core.runtime.session.opening.stages import Held, RunOrder
 from tasks.running import DRIVEN, DrivenRun
@@ -33,7 +34,12 @@ def first_start_unix_s() -> float:
 
 
 def request_of_run(request: RuntimeRequest, overrides: dict[str, Any] | None, *, refuse: bool = True) -> RuntimeRequest:
-    """The request of the current flow run; see `settled_request`. Raises RequestError."""
+    """The request of the current flow run; see `settled_request`.
+
+    Raises:
+        RequestError: it is wrong. EnvironmentUnfit: the process stands nowhere any more.
+    """
+    refuse_lost_working_folder()
     return settled_request(request, overrides, deployed=is_deployed(), start_unix_s=first_start_unix_s(), refuse=refuse)
 
 

@@ -14,6 +14,7 @@ from mem_core.bootstrap import examine_deeply
 from mem_core.core.doctor.environment_doctor import error_of
 from mem_core.core.doctor.render import render_report
 from mem_core.domain.environment import EnvironmentReport
+from mem_core.domain.printable import printable
 from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.settings import Settings
 
@@ -28,7 +29,7 @@ def doctor(request: RuntimeRequest, overrides: dict[str, Any] = {}) -> Any:  # n
     """
     report = EnvironmentReport.model_validate(examine(request_of_run(request, overrides, refuse=False).model_dump(mode="json")))
     text = render_report(report)
-    print(text)
+    print(printable(text))
     create_markdown_artifact(f"# Doctor\n\n```\n{text}\n```\n", key="mem-doctor", description=text.rsplit("\n", 1)[-1])
     error = error_of(report)
     if error is not None:

@@ -52,15 +52,17 @@ def endurance(
     return drive_request(request_of_run(request, overrides), allow_reshard)
 
 
-def drive_request(request: RuntimeRequest, allow_reshard: bool = False) -> Any:
+def drive_request(request: RuntimeRequest, allow_reshard: bool = False, as_born: tuple[str, ...] = ()) -> Any:
     """Inside a flow: one attempt of a run. A RunResult, or the Cancelled state of a run that was asked to stop.
+
+    `allow_reshard` and `as_born`: see `OpeningOptions`.
 
     Raises:
         MemError: every other ending.
     """
     given = DRIVEN.surroundings
     request, settings = with_key_from_block(given.request or request, Settings.from_environment())
-    options = replace(given.options, allow_reshard=allow_reshard)
+    options = replace(given.options, allow_reshard=allow_reshard, as_born=as_born)
     order = RunOrder(request, settings, given.progress or NoProgress(), options=options)
     try:
         return run_to_end(shown_in_prefect(order))

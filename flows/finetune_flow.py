@@ -1,6 +1,6 @@
 """Fine-tuning with few parameters: a thin front over the same machinery as the endurance flow."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -43,7 +43,18 @@ def finetune(
         run_id=run_id, model=model, data=data, store=store, max_steps=max_steps, learning_rate=learning_rate,
         global_batch_size=global_batch_size, sequence_length=sequence_length,
     )  # fmt: skip
-    return drive_request(request_of_run(request, overrides))
+    return drive_request(request_of_run(request, overrides), as_born=derived_fields(overrides))
+
+
+DERIVED = ("training.warmup_steps",)
+
+
+def derived_fields(overrides: Mapping[str, Any]) -> tuple[str, ...]:
+    """What `finetune_request` makes of `max_steps` and decides the weights, as far as `overrides` do not say it.
+
+    A run that goes on with more steps keeps what it was born with; otherwise every such run would be refused.
+    """
+    return tuple(name for name in DERIVED if name not in overrides)
 
 
 def finetune_request(

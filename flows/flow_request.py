@@ -8,8 +8,29 @@ from typing import Any
 from mem_core.domain.capabilities import refuse_unsupported
 from mem_core.domain.errors import RequestError
 from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.units import format_bytes
 from mem_core.infrastructure.machine.store import is_remote
 from mem_core.infrastructure.request.file import apply_overrides, parse_request
+
+MAX_SUBMITTED_BYTES = 65_536
+
+
+def refuse_large(parameters: Mapping[str, Any]) -> None:
+    """What is submitted is kept by Prefect, shown in its UI and sent to each worker: data does not belong into it.
+
+    Raises:
+        RequestError: more than MAX_SUBMITTED_BYTES as JSON.
+    """
+    plain = {name: value.model_dump(mode="json") if isinstance(value, RuntimeRequest) else value for name, value in parameters.items()}
+    size_bytes = {name: len(json.dumps(value, default=str, skipkeys=True).encode()) for name, value in plain.items() if value is not None}
+    if sum(size_bytes.values()) > MAX_SUBMITTED_BYTES:
+        raise RequestError(
+            "this is too large to be submitted",
+            field=max(size_bytes, key=lambda name: size_bytes[name]),
+            value=format_bytes(sum(size_bytes.values())),
+            bound=f"{format_bytes(MAX_SUBMITTED_BYTES)} in all",
+            remedy="Pass a path: write the rows to a file that the worker can read, and name it in data.train.",
+        )
 
 
 def settled_request(

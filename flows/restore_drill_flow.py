@@ -12,11 +12,14 @@ from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 from pydantic import Field
 
+from flows.commands.owned import run_to_end
 from flows.context import is_deployed
 from flows.flow_request import refuse_relative_store
 from flows.mem_flow import mem_flow
 from mem_core.domain import errors
 from mem_core.domain.errors import InternalError, MemError, NoValidCheckpoint
+from mem_core.domain.printable import printable
+from mem_core.infrastructure.machine.process_facts import refuse_lost_working_folder
 from mem_core.infrastructure.machine.store import local_path
 
 DEADLINE_S = 3_600.0
@@ -38,13 +41,14 @@ def restore_drill(
         store: Local folder that holds run folders.
         level: integrity reads and hashes every file; replay also restores in fresh processes and takes steps again.
     """
+    refuse_lost_working_folder()
     if is_deployed():
         refuse_relative_store(store)
     verdicts = prove_newest(str(local_path(store) / run_id), level)
     create_table_artifact(verdicts, key="mem-restore-drill", description=f"run {run_id}")
     for verdict in verdicts:
         said = f"good{', steps ' + verdict['steps'] if verdict['steps'] else ''}" if verdict["valid"] else verdict["reasons"]
-        get_run_logger().info("step %s of %s: %s", verdict["step"], run_id, said)
+        get_run_logger().info("step %s of %s: %s", verdict["step"], run_id, printable(said))
     bad = [f"step {verdict['step']}: {verdict['reasons']}" for verdict in verdicts if not verdict["valid"]]
     if bad:
         raise NoValidCheckpoint(
@@ -62,10 +66,7 @@ def prove_newest(folder: str, level: str) -> list[dict[str, Any]]:
         NoValidCheckpoint: the run has none. MemError: it cannot be judged. InternalError: the process gave no answer.
     """
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "flows.commands.restore_probe", folder, str(os.getpid()), level],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S,
-        )  # fmt: skip
+        done = run_to_end([sys.executable, "-m", "flows.commands.restore_probe", folder, str(os.getpid()), level], timeout_s=DEADLINE_S)
     except subprocess.TimeoutExpired as exc:
         raise InternalError(f"no verdict within {DEADLINE_S:.0f} s", remedy="Is the disk that slow? Report it otherwise.") from exc
     try:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mem_core.core.doctor.environment_doctor import EnvironmentDoctor, error_of, with_failed_trial
 from mem_core.core.policy.local_policy_engine import LocalPolicyEngine
+from mem_core.core.run.belonging import CheckpointWords, birth_of
 from mem_core.core.run.holder import observe_holder
 from mem_core.core.run.journal_check import check_journal
 from mem_core.core.run.reconcile import reconcile
@@ -14,32 +15,41 @@ from mem_core.core.run.reshard import allow_other_shape, reshaped, shape_of, wit
 from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.errors import MemError
-from mem_core.domain.events import DoctorReported, Noted
+from mem_core.domain.events import DataPrepared, DoctorReported, Noted
 from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.request import RuntimeRequest, shown_request
 from mem_core.domain.secrets import unsigned
+from mem_core.infrastructure.machine.logs import remove_logs_of_the_dead
 from mem_core.infrastructure.machine.observe import observe_machine
 from mem_core.infrastructure.machine.store import is_remote, local_path
 from mem_core.infrastructure.planner.background import BackgroundAdvice
 from mem_core.infrastructure.planner.build import build_planner
 from mem_core.infrastructure.request.policy_file import load_policy_file
 from mem_core.infrastructure.settings import Settings, child_environment
+from mem_core.infrastructure.storage.disk import OsDisk
 from mem_core.infrastructure.storage.opening import open_store
 from mem_core.infrastructure.storage.port import Store
+from mem_core.infrastructure.storage.presence import Patience
 from mem_core.infrastructure.storage.retrying import RetryPolicy
+from mem_core.runtime.checkpoint_manager.catalog import Catalog
 from mem_core.runtime.checkpoint_manager.mirror.mirror import highest_attempt
-from mem_core.runtime.data.reading.sniff import sniff_data
 from mem_core.runtime.data.values import PreparedData
 from mem_core.runtime.models.facts import ModelFacts, describe_model
 from mem_core.runtime.models.numbers import read_model_numbers
 from mem_core.runtime.ranks.local.processes import ForkServer
 from mem_core.runtime.ranks.local.ranks import LocalRanks
+from mem_core.runtime.session.opening.engine_probe import probe_engine
 from mem_core.runtime.session.opening.orphans import with_orphans
-from mem_core.runtime.session.opening.prepare_service import prepare_ops, prepare_tokens, try_model
-from mem_core.runtime.session.opening.refusals import refuse_other_inputs, refuse_other_machine
+from mem_core.runtime.session.opening.prepare_service import look_at_rows, prepare_ops, prepare_tokens, try_model
+from mem_core.runtime.session.opening.refusals import refuse_other_inputs, refuse_other_life, refuse_other_machine
 from mem_core.runtime.session.opening.stages import Examined, Held, Prepared, RunOrder
 from mem_core.runtime.session.opening.wiring import wire
 from mem_core.runtime.session.remote_service import RemoteService, fetch_record
+
+CHAOS_LEFT_OUT = (
+    "chaos is left out: training never hurts a run on purpose; mem drill REQUEST or the chaos-drill deployment does, "
+    "and compares with a twin"
+)
 
 
 def live_root(request: RuntimeRequest, settings: Settings) -> Path:
@@ -88,8 +98,10 @@ def examine_only(
     Prefect server is configured, since the one that a command starts for itself is seen by nobody."""
     asked = settings.prefect_api_url is not None if person_at_hand is None else person_at_hand
     observations = observe_machine(request, settings, run_root=live_root(request, settings), holder_of=observe_holder)
+    observations = observations.model_copy(update={"engine": probe_engine(request, settings)})
     model = read_model_numbers(request.model.source, settings.model_cache_dir)
-    report = EnvironmentDoctor().examine(request, observations, model, sniff_data(request), asked)
+    data = look_at_rows(request, settings, model.vocab_size, live_root(request, settings) / request.run_id)
+    report = EnvironmentDoctor().examine(request, observations, model, data, asked)
     report = with_orphans(report, lambda: remote_store(request, settings, RetryPolicy(attempts=1)), request.run_id)
     return allow_other_shape(report) if allow_reshard else report
 
@@ -124,12 +136,13 @@ def acquire(examined: Examined) -> Held:
         fetch_record(store, run_id, root / run_id)
         at_least = highest_attempt(store, run_id) + 1
     with contextlib.ExitStack() as undo:
-        state = StateManager.acquire(root, run_id, at_least=at_least)
+        patience = Patience(order.options.store_patience_s, order.progress.note)
+        state = StateManager.acquire(root, run_id, at_least=at_least, patience=patience)
         undo.callback(state.release)
         record = state.record()
         request = order.request
         if record is not None:
-            request = reconcile(record.request, request, allow_reshard=order.options.allow_reshard)
+            request = reconcile(record.request, request, allow_reshard=order.options.allow_reshard, as_born=order.options.as_born)
             refuse_other_machine(record, environment)
         remote = RemoteService(store, state, request.checkpoint, lambda why: _stop(order, why)) if store is not None else None
         server = order.options.server or start_fork_server(request, order.settings, environment)
@@ -145,9 +158,10 @@ def _journal_start(state: StateManager, examined: Examined) -> None:
     damage = check_journal(state.folder / "journal")
     state.start_attempt(None, note=f"{environment.device}, {environment.dtype}: {environment.device_reason}")
     state.emit(DoctorReported(report=environment))
-    if damage:
-        state.emit(Noted(text=str(damage)))
-        progress.note(str(damage))
+    for text in (str(damage) if damage else "", CHAOS_LEFT_OUT if examined.order.request.chaos is not None else ""):
+        if text:
+            state.emit(Noted(text=text))
+            progress.note(text)
     state.mend_record()
 
 
@@ -178,6 +192,7 @@ def start_fork_server(request: RuntimeRequest, settings: Settings, environment: 
         max_jobs=environment.max_build_jobs,
         run_folder=live_root(request, settings) / request.run_id,
     )
+    remove_logs_of_the_dead(settings.mem_home / "logs")
     return ForkServer.start(environ, settings.mem_home / "logs")
 
 
@@ -188,19 +203,22 @@ def prepare(held: Held) -> Prepared:
         RequestError: the model cannot be trained. DataError, EnvironmentUnfit, StoreUnavailable.
     """
     order, environment, state = held.order, held.examined.environment, held.state
+    record = state.record()
     with order.ledger.bucket("op_build"):
         prepare_ops(held.request, order.settings, environment.device, environment.max_build_jobs, order.progress.note)
-    if not has_record(state.folder):
+    if record is None:
         try_model(held.request, order.settings, environment.dtype, held.server)
     with order.ledger.bucket("data"):
         model = describe_model(held.request.model.source, order.settings.model_cache_dir)
-        data = prepare_tokens(held.request, order.settings, model.vocab_size, order.progress)
-    record = state.record()
+        data = prepare_tokens(held.request, order.settings, model.vocab_size, order.progress, record)
     if record is None:
         record = _born(held.request, environment, data, model)
+        _refuse_other_life(held, record)  # before the folder says whose it is
         state.write_record(record)
     else:
         refuse_other_inputs(record, data, model)
+        _refuse_other_life(held, record)
+    state.emit(DataPrepared(data=data.summary()))
     training = held.request.training.model_copy(update={"schedule_steps": record.request.training.schedule_steps})
     request = held.request.model_copy(update={"training": training})
     record = _with_allowed_changes(record, request)
@@ -209,6 +227,15 @@ def prepare(held: Held) -> Prepared:
     ranks = LocalRanks(held.server, state.folder / "live")
     session = wire(held, ranks, request, data, reshaped(record, request, environment.threads_per_rank))
     return Prepared(held, data, model, session)
+
+
+def _refuse_other_life(held: Held, record: RunRecord) -> None:
+    key = held.order.settings.manifest_key
+    catalog = Catalog(OsDisk(), held.state.folder, record.run_id, key.encode() if key else None)
+    words = CheckpointWords(line.event for line in held.state.lines())
+    for note in refuse_other_life(catalog, record.run_id, birth_of(record), words):
+        held.state.emit(Noted(text=note))
+        held.order.progress.note(note)
 
 
 def _with_allowed_changes(record: RunRecord, request: RuntimeRequest) -> RunRecord:
@@ -233,5 +260,6 @@ def _born(asked: RuntimeRequest, environment: EnvironmentReport, data: PreparedD
     return RunRecord(
         run_id=request.run_id, request=request, device=environment.device, dtype=environment.dtype, default_plan=plan,
         threads_per_rank=environment.threads_per_rank,
-        data_fingerprint=data.fingerprint, model_fingerprint=model.fingerprint, versions=environment.versions, born_unix_s=time.time(),
+        data_fingerprint=data.fingerprint, model_fingerprint=model.fingerprint, versions=environment.versions,
+        encoding=data.encoding, born_unix_s=time.time(),
     )  # fmt: skip

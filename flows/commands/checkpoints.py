@@ -4,8 +4,10 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+from mem_core.core.run.identity import RunIdentity, read_identity
 from mem_core.domain.checkpoint import SIGNATURE_NAME, CheckpointInfo, CheckpointManifest
 from mem_core.domain.errors import NoValidCheckpoint, RequestError
 from mem_core.domain.units import format_bytes
@@ -13,6 +15,8 @@ from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.storage.disk import OsDisk
 from mem_core.infrastructure.storage.reading import why
 from mem_core.runtime.checkpoint_manager.catalog import Catalog
+from mem_core.runtime.checkpoint_manager.inspection.file_checks import check_claims
+from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import ManifestDamaged
 from mem_core.runtime.checkpoint_manager.inspection.validator import IntegrityValidator
 
 Deeper = Callable[[Path, CheckpointManifest], tuple[str, ...]]
@@ -31,9 +35,9 @@ def open_catalog(folder: Path, key: bytes | None) -> Catalog:
     Raises:
         RequestError: no such run.
     """
-    if not os.path.isdir(folder / "journal"):
+    if not os.path.isdir(folder / "journal") and not os.path.isdir(folder / "checkpoints"):
         raise RequestError("there is no such run", field="RUN", value=folder, remedy="Give a run id with --store, or a run folder.")
-    return Catalog(OsDisk(), folder, folder.name, key)
+    return Catalog(OsDisk(), folder, read_identity(folder).run_id, key)
 
 
 def list_checkpoints(folder: Path, as_json: bool, settings: Settings | None = None) -> int:
@@ -55,7 +59,7 @@ def _line(info: CheckpointInfo) -> str:
 
 
 def verify_checkpoints(folder: Path, as_json: bool, deep: bool = False, settings: Settings | None = None) -> int:
-    """Read and judge every committed checkpoint again; exit 74 if any is bad. Changes nothing.
+    """Read and judge every folder among a run's checkpoints; exit 74 if any is bad or was never judged. Changes nothing.
 
     `deep` restores each sound one in fresh processes too and takes two steps: with the losses that the run recorded, where it did.
     """
@@ -71,19 +75,59 @@ def verify_checkpoints(folder: Path, as_json: bool, deep: bool = False, settings
 
 
 def _verify(catalog: Catalog, key: bytes | None, as_json: bool, deeper: Deeper) -> int:
-    verdicts: list[dict[str, object]] = []
-    for step, (manifest, _) in sorted(catalog.own().items()):
-        reasons = judge(catalog.path(step), manifest, key) or deeper(catalog.path(step), manifest)
-        verdicts.append({"step": step, "valid": not reasons, "reasons": list(reasons), "weights_digest": manifest.weights_digest})
-        print(f"step {step:>9,}  {'BAD: ' + '; '.join(reasons) if reasons else 'good'}", file=sys.stderr)
-    named = {verdict["step"] for verdict in verdicts if not verdict["valid"]}
-    for info in catalog.listing():
-        if info.step not in named and info.state in ("incomplete", "invalid"):
-            print(f"step {info.step:>9,}  BAD: {info.state} {'; '.join(info.reasons)}", file=sys.stderr)
-            verdicts.append({"step": info.step, "valid": False, "reasons": [info.state, *info.reasons]})
+    identity = read_identity(catalog.folder.parent)
+    verdicts = [_look_at(catalog, step, identity, key, deeper) for step in catalog.steps()]
+    verdicts += [Look(-1, ("it is no checkpoint's folder (a link counts as none)",), name=name) for name in catalog.strangers()]
+    for verdict in verdicts:
+        print(verdict.line, file=sys.stderr)
     if as_json:
-        print(json.dumps(verdicts))
-    return 0 if all(verdict["valid"] for verdict in verdicts) else NoValidCheckpoint.exit_code
+        print(json.dumps([verdict.row for verdict in verdicts]))
+    return 0 if all(not verdict.reasons for verdict in verdicts) else NoValidCheckpoint.exit_code
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was found in one folder; good where there are no reasons against it."""
+
+    step: int
+    reasons: tuple[str, ...]
+    weights_digest: str = ""
+    judged: bool = True
+    name: str = ""
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        state = "good" if not self.reasons else f"{'BAD' if self.judged else 'not judged'}: {'; '.join(self.reasons)}"
+        return f"{self.name or f'step {self.step:>9,}'}  {state}"
+
+    @property
+    def row(self) -> dict[str, object]:
+        """For machines."""
+        digest = {"weights_digest": self.weights_digest} if self.weights_digest else {}
+        which: dict[str, object] = {"name": self.name} if self.name else {"step": self.step}
+        return {**which, "valid": not self.reasons, "reasons": list(self.reasons), "judged": self.judged, **digest}
+
+
+def _look_at(catalog: Catalog, step: int, identity: RunIdentity, key: bytes | None, deeper: Deeper) -> Look:
+    """Whose it is, whether it says so where it lies, whether its bytes hold, and whether anybody has judged it."""
+    try:
+        present = catalog.read(step)
+    except FileNotFoundError:
+        return Look(step, ("incomplete: no manifest",))
+    except ManifestDamaged as exc:
+        return Look(step, (f"manifest: {exc}",))
+    manifest, path = present.manifest, catalog.path(step)
+    reasons = (*check_claims(manifest, step), *identity.foreign(manifest, present.sha256))
+    reasons = reasons or judge(path, manifest, key) or deeper(path, manifest)
+    verdict = catalog.verdict(step, present.sha256)
+    if not reasons and verdict is not None and not verdict.valid:
+        reasons = (f"its verdict says so: {'; '.join(verdict.reasons)}",)
+    if not reasons and verdict is None:
+        return Look(
+            step, ("it holds, and it has no verdict yet; the next start of the run judges it",), manifest.weights_digest, judged=False
+        )
+    return Look(step, reasons, manifest.weights_digest)
 
 
 def judge(path: Path, manifest: CheckpointManifest, key: bytes | None) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from flows.commands.checkpoints import UNCHECKED, signature_key
+from mem_core.core.run.identity import read_identity
 from mem_core.core.run.record import record_of
 from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.checkpoint import SIGNATURE_NAME, CheckpointExpectation, checkpoint_name
@@ -33,6 +34,7 @@ def export_checkpoint(folder: Path, step: int | None, output: Path | None, as_js
     record_of(folder)
     chosen = _choose(Catalog(OsDisk(), folder, folder.name, key), step)
     source = folder / "checkpoints" / checkpoint_name(chosen)
+    _refuse_stranger(folder, chosen, key)
     if key is None and (source / SIGNATURE_NAME).exists():
         raise RequestError(UNCHECKED, field="MEM_MANIFEST_KEY", remedy="Give the key that the run was signed with.")
     target = (output or folder / "export" / checkpoint_name(chosen)).absolute()
@@ -48,6 +50,17 @@ def export_checkpoint(folder: Path, step: int | None, output: Path | None, as_js
     if as_json:
         print(json.dumps({"step": chosen, "folder": str(target), "weights_digest": done.stdout.split()[-1]}))
     return 0
+
+
+def _refuse_stranger(folder: Path, step: int, key: bytes | None) -> None:
+    """Weights of another run under this run's name help nobody."""
+    present = Catalog(OsDisk(), folder, folder.name, key).read(step)
+    foreign = read_identity(folder).foreign(present.manifest, present.sha256)
+    if foreign:
+        raise NoValidCheckpoint(
+            f"the checkpoint of step {step} is not this run's: {'; '.join(foreign)}",
+            remedy="Try another --step, or mem checkpoints verify.",
+        )
 
 
 def _choose(catalog: Catalog, step: int | None) -> int:

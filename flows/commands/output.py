@@ -20,7 +20,9 @@ def print_result(result: RunResult, as_json: bool) -> None:
     from mem_core.infrastructure.telemetry.notebook import result_text
 
     # What went wrong is said last and once; a run that never trained has no table worth reading.
-    if result.status == "completed" or result.applied_steps:
+    if result.status == "completed":
+        print(result_text(result), file=sys.stderr)
+    elif result.applied_steps:
         print(result_text(result.model_copy(update={"message": ""})), file=sys.stderr)
     if as_json:
         print(result.model_dump_json())

@@ -10,13 +10,19 @@ from mem_core.core.policy.directive_parser import parse_directive
 from mem_core.core.policy.explain import explain_decision, explain_decisions
 from mem_core.core.policy.local_policy_engine import LocalPolicyEngine, request_values
 from mem_core.core.policy.replay import audit_journal
-from mem_core.core.run.journal_check import JournalFiles, journal_files
+from mem_core.core.run.belonging import CheckpointWords
+from mem_core.core.run.identity import RunIdentity, read_identity
+from mem_core.core.run.journal_check import Difference, JournalFiles, journal_files, walk_journal
+from mem_core.domain.checkpoint import checkpoint_name
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.errors import EXIT_CODE_COMPLETED, InternalError, PolicyRefused, RequestError, StoreUnavailable
 from mem_core.domain.events import JournalLine, PolicyDecided
 from mem_core.domain.plan import CandidatePlan, MemoryPlan
 from mem_core.domain.policy import BUILT_IN_BOUNDS, PolicyBounds
 from mem_core.domain.request import RuntimeRequest
+from mem_core.infrastructure.storage.disk import OsDisk
+from mem_core.runtime.checkpoint_manager.catalog import Catalog
+from mem_core.runtime.checkpoint_manager.inspection.file_checks import check_claims
 
 
 @dataclass(frozen=True)
@@ -56,14 +62,37 @@ def first_plan(request: RuntimeRequest) -> CandidatePlan:
     )
 
 
-def replay_decisions(files: JournalFiles) -> PolicyAnswer:
-    """Recompute every decision and check the hash chain. Exit code 70 where anything differs, else 0."""
+def replay_run(run_folder: Path) -> PolicyAnswer:
+    """`replay_decisions` of a run folder, and its checkpoints beside what the journal said about them.
+
+    Raises:
+        RequestError: there is no journal. StoreUnavailable: it cannot be read.
+    """
+    files = read_journal_files(run_folder)
+    return replay_decisions(files, checkpoint_differences(run_folder, files))
+
+
+def checkpoint_differences(run_folder: Path, files: JournalFiles) -> tuple[Difference, ...]:
+    """Where a checkpoint's manifest is not the one that the journal names for that step."""
+    words = CheckpointWords(event for _, event in walk_journal(files).events)
+    identity = RunIdentity(read_identity(run_folder).run_id, words=words)
+    found: list[Difference] = []
+    for step, present in Catalog(OsDisk(), run_folder, identity.run_id).complete():
+        reasons = (*check_claims(present.manifest, step), *identity.foreign(present.manifest, present.sha256))
+        found += [Difference(where=f"checkpoints/{checkpoint_name(step)}", what=reason) for reason in reasons]
+    return tuple(found)
+
+
+def replay_decisions(files: JournalFiles, checkpoints: tuple[Difference, ...] = ()) -> PolicyAnswer:
+    """Recompute every decision and check the hash chain. Exit code 70 where anything differs, `checkpoints` included, else 0."""
     audit = audit_journal(files)
+    audit = audit.model_copy(update={"differences": (*audit.differences, *checkpoints)})
     report = {"sound": audit.sound, **audit.model_dump(mode="json")}
     lines = [f"{audit.num_decisions} decisions recomputed, {audit.num_lines} journal lines chained"]
     lines += [f"DIFFERENT {difference.where}: {difference.what}" for difference in audit.differences]
     lines += [f"note: {note}" for note in audit.notes]
-    lines.append("all as recorded" if audit.sound else "the journal does not agree with itself")
+    wrong = "the journal does not agree with itself" if not checkpoints else "journal and checkpoints do not agree"
+    lines.append("all as recorded" if audit.sound else wrong)
     return PolicyAnswer(EXIT_CODE_COMPLETED if audit.sound else InternalError.exit_code, report, "\n".join(lines))
 
 

@@ -6,12 +6,12 @@ import time
 from flows.commands.drill import MAX_RUN_ID, child_command, free_run_id
 from mem_core.bootstrap import examine_only, live_root
 from mem_core.core.doctor.environment_doctor import error_of
-from mem_core.core.run.state_manager import write_atomically
 from mem_core.domain.errors import RequestError
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.units import Value
 from mem_core.infrastructure.request.file import load_request
 from mem_core.infrastructure.settings import Settings
+from mem_core.infrastructure.storage.whole_file import write_atomically
 from mem_core.runtime.chaos.drill.drill import Drill
 from mem_core.runtime.chaos.drill.report import DrillReport, FaultScore, InvariantScore, text_report
 from mem_core.runtime.chaos.plan.plan import PlannedFault

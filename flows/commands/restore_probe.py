@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.commands.checkpoints import UNCHECKED, open_catalog, signature_key
+from mem_core.core.run.identity import read_identity
 from mem_core.domain.checkpoint import SIGNATURE_NAME, CheckpointManifest, CheckpointVerdict
 from mem_core.domain.errors import InternalError, MemError, NoValidCheckpoint
 from mem_core.infrastructure.machine.process_ties import die_with_parent
@@ -94,9 +95,10 @@ def _gone_on_from(folder: Path, own: dict[int, CheckpointManifest], settings: Se
 def _judge(path: Path, manifest: CheckpointManifest, settings: Settings, replay: Replay | None, level: Level) -> CheckpointVerdict:
     key = signature_key(settings)
     verdict = IntegrityValidator(signature_key=key, replay=replay)(path, manifest, "", level)
+    against = read_identity(path.parent.parent).foreign(manifest, verdict.manifest_sha256)
     if key is None and (path / SIGNATURE_NAME).exists():
-        return verdict.model_copy(update={"valid": False, "reasons": (UNCHECKED, *verdict.reasons)})
-    return verdict
+        against = (UNCHECKED, *against)
+    return verdict.model_copy(update={"valid": False, "reasons": (*against, *verdict.reasons)}) if against else verdict
 
 
 def _row(verdict: CheckpointVerdict, recorded: bool) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from mem_core.core.run.state_manager import read_lease
+from mem_core.core.run.lease import read_lease
 from mem_core.domain.errors import RequestError, RunHeld
 
 

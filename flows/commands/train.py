@@ -19,6 +19,7 @@ from mem_core.domain.errors import InternalError, Interrupted, MemError
 from mem_core.domain.events import AttemptStarted
 from mem_core.domain.request import RuntimeRequest, shown_request
 from mem_core.domain.run import RunResult
+from mem_core.infrastructure.machine.store import is_remote
 from mem_core.infrastructure.request.file import load_request
 from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.telemetry.progress import ProgressDisplay
@@ -49,7 +50,7 @@ def train(path: str, overrides: list[str], as_json: bool, allow_reshard: bool = 
     server = None
     try:
         if not settings.prefect_api_url:
-            server = EmbeddedServer.start(settings, f"{live_root(request, settings)}/{request.run_id}")
+            server = EmbeddedServer.start(settings, f"{live_root(request, settings)}/{request.run_id}", note=progress.note)
             note_embedded(server)
             _configure_client(server.url)
             server.wait_ready()
@@ -83,6 +84,8 @@ def result_if_finished(folder: Path, request: RuntimeRequest, allow_reshard: boo
     result = run_status(folder)
     if result.status != "completed" or result.applied_steps < request.training.max_steps:
         return None
+    if result.mirror is not None and result.mirror.behind and (is_remote(request.store) or request.checkpoint.mirror is not None):
+        return None  # every step is done, and its copy is not where it was asked to be
     return result.model_copy(update={"device": record.device, "run_folder": str(folder.absolute())})
 
 
@@ -103,6 +106,7 @@ def _drive(
 ) -> tuple[RunResult, MemError | None]:
     # Prefect prints each error twice with its whole traceback; the one message for people is ours.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    os.environ.setdefault("PREFECT_LOGGING_COLORS", "false")  # our standard error shows escape sequences as text
     from prefect.exceptions import ExternalSignal
 
     from flows.endurance_flow import endurance

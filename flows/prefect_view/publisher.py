@@ -17,6 +17,7 @@ from flows.prefect_view.news import event_of, log_line
 from flows.prefect_view.page import render_page, status_line
 from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.events import JournalLine
+from mem_core.domain.printable import printable
 from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, read_regular_text
 from mem_core.infrastructure.telemetry.progress import Progress, View
 
@@ -211,4 +212,4 @@ class PrefectView:
             return
         self._logged += 1
         last = "" if self._logged < LOG_LIMIT else " (the log of this flow run is full; the journal in the run folder has the rest)"
-        self.log.log(logging.WARNING if level == "warning" else logging.INFO, "%s%s", text, last)
+        self.log.log(logging.WARNING if level == "warning" else logging.INFO, "%s%s", printable(text), last)

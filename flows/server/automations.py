@@ -1,7 +1,7 @@
 """Automations from a file, created or brought up to date by name: `python -m flows.automations deployments/automations.yaml`.
 
-The file is Prefect's own format, but for one thing: where an action names a block as `type-slug/name`, its id is looked up, and
-the automation is left out while there is no such block.
+The file is Prefect's own format, but for one thing: where an action names a block as `type-slug/name` or a deployment as
+`flow/deployment`, its id is looked up, and the automation is left out while there is none.
 """
 
 from pathlib import Path
@@ -24,9 +24,9 @@ def apply_automations(file: Path) -> list[str]:
 
 def _apply(client: SyncPrefectClient, entry: dict[str, Any]) -> str:
     try:
-        actions = [_with_block(client, action) for action in entry["actions"]]
+        actions = [_with_ids(client, action) for action in entry["actions"]]
     except ObjectNotFound:
-        return f"{entry['name']}: left out, its block does not exist yet (see deployments/RUNBOOK.md)"
+        return f"{entry['name']}: left out, its block or deployment does not exist yet (see deployments/RUNBOOK.md)"
     automation = AutomationCore.model_validate({**entry, "actions": actions})
     found = client.read_automations_by_name(automation.name)
     if found:
@@ -37,9 +37,12 @@ def _apply(client: SyncPrefectClient, entry: dict[str, Any]) -> str:
     return f"{automation.name}: created"
 
 
-def _with_block(client: SyncPrefectClient, action: dict[str, Any]) -> dict[str, Any]:
-    block = action.get("block_document_id")
-    if not isinstance(block, str) or "/" not in block:
-        return action
-    slug, _, name = block.partition("/")
-    return {**action, "block_document_id": str(client.read_block_document_by_name(name, slug).id)}
+def _with_ids(client: SyncPrefectClient, action: dict[str, Any]) -> dict[str, Any]:
+    """The action with ids in the place of names. Raises ObjectNotFound."""
+    block, deployment = action.get("block_document_id"), action.get("deployment_id")
+    if isinstance(block, str) and "/" in block:
+        slug, _, name = block.partition("/")
+        action = {**action, "block_document_id": str(client.read_block_document_by_name(name, slug).id)}
+    if isinstance(deployment, str) and "/" in deployment:
+        action = {**action, "deployment_id": str(client.read_deployment_by_name(deployment).id)}
+    return action

@@ -6,6 +6,7 @@ Prefect's own ephemeral server loses task-run records at exit and outlives a kil
 import atexit
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 
 from flows.server.embedded import EmbeddedServer
@@ -39,9 +40,13 @@ def is_embedded(api_url: str | None) -> bool:
 def _embedded_url() -> str:
     with DRIVEN.api_lock:
         if not DRIVEN.api_servers:
-            server = EmbeddedServer.start(Settings.from_environment(), f"process-{os.getpid()}")
+            server = EmbeddedServer.start(Settings.from_environment(), f"process-{os.getpid()}", note=_say)
             server.wait_ready()
             server.keep_alive()
             atexit.register(server.close)
             DRIVEN.api_servers.append(server)
         return DRIVEN.api_servers[0].url
+
+
+def _say(text: str) -> None:
+    print(f"mem: {text}", file=sys.stderr)

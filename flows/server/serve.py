@@ -7,8 +7,8 @@ waits for the flows, which commit and end as Cancelled; a process worker kills i
 import asyncio
 import contextlib
 import os
-import socket
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,30 +16,34 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from flows.server.embedded import EmbeddedServer
+from flows.server.gate import allowed_hosts
 from mem_core.domain.errors import EnvironmentUnfit, RequestError
 from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, read_regular_text
 
 if TYPE_CHECKING:
+    from prefect.client.schemas.actions import DeploymentScheduleCreate
     from prefect.deployments.runner import RunnerDeployment
 
 DEPLOYMENTS_FILE = Path(__file__).parents[2] / "deployments" / "prefect.yaml"
 AUTOMATIONS_FILE = DEPLOYMENTS_FILE.with_name("automations.yaml")
+SCHEDULE_FIELDS = ("cron", "day_or", "interval", "anchor_date", "rrule", "timezone")
 HEARTBEAT_S = "30"  # the shortest that Prefect allows; the automation that finds dead flows counts on it
 
 
-def serve(file: Path = DEPLOYMENTS_FILE, port: int = 4200, limit: int = 4) -> int:
+def serve(file: Path = DEPLOYMENTS_FILE, port: int = 4200, limit: int = 4, hosts: Sequence[str] = ()) -> int:
     """Serve until SIGTERM or Ctrl-C. With PREFECT_API_URL set, that server is used and none is started.
+
+    `hosts`: names beside loopback's own under which a tunnel or an ingress leads here.
 
     Raises:
         RequestError: the file is missing or wrong. EnvironmentUnfit: the port is taken or the server does not start.
     """
-    entries = read_deployments(file)
+    entries, allowed = read_deployments(file), allowed_hosts(hosts)
     settings = Settings.from_environment()
     server = None
     if settings.prefect_api_url is None:
-        _refuse_taken_port(port)
-        server = EmbeddedServer.start(settings, "serve", port=port, ui=True)
+        server = EmbeddedServer.start(settings, "serve", port=port, ui=True, allowed_hosts=allowed, note=_say)
     try:
         if server is not None:
             server.wait_ready()
@@ -54,6 +58,7 @@ def serve(file: Path = DEPLOYMENTS_FILE, port: int = 4200, limit: int = 4) -> in
 def _serve(entries: list[dict[str, Any]], api_url: str, limit: int) -> None:
     os.environ.update(PREFECT_API_URL=api_url, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE="false")
     os.environ.setdefault("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", HEARTBEAT_S)
+    os.environ.setdefault("PREFECT_LOGGING_COLORS", "false")  # our standard error shows escape sequences as text
     import httpx
     from prefect.exceptions import TerminationSignal
     from prefect.runner import Runner
@@ -62,8 +67,10 @@ def _serve(entries: list[dict[str, Any]], api_url: str, limit: int) -> None:
 
     runner = Runner(pause_on_shutdown=True, limit=limit)
     for entry in entries:
-        runner.add_deployment(to_deployment(entry))
-    apply_automations(AUTOMATIONS_FILE)
+        runner.add_deployment(_as_people_left_it(entry))
+    for line in apply_automations(AUTOMATIONS_FILE):
+        if "left out" in line:
+            _say(f"automation {line}")
     print(_greeting(entries, api_url.removesuffix("/api")), file=sys.stderr, flush=True)
     try:
         with contextlib.suppress(KeyboardInterrupt, TerminationSignal):
@@ -73,6 +80,21 @@ def _serve(entries: list[dict[str, Any]], api_url: str, limit: int) -> None:
             f"the Prefect server at {api_url} is away ({type(exc).__name__})",
             remedy="Start it and then mem serve again; runs that were cut off go on from their newest validated checkpoint.",
         ) from exc
+
+
+def _as_people_left_it(entry: dict[str, Any]) -> "RunnerDeployment":
+    """The deployment of an entry with the schedules that its predecessor has on the server."""
+    from prefect.client.orchestration import get_client
+
+    from flows.server.schedules import kept_schedules
+
+    deployment = to_deployment(entry)
+    with get_client(sync_client=True) as client:
+        schedules, notes = kept_schedules(client, name_of(entry), to_schedules(entry))
+    deployment.schedules = [*schedules]
+    for note in notes:
+        _say(note)
+    return deployment
 
 
 def _greeting(entries: list[dict[str, Any]], url: str) -> str:
@@ -90,11 +112,16 @@ def read_deployments(file: Path) -> list[dict[str, Any]]:
     """The entries of a Prefect file. Raises RequestError."""
     try:
         content = yaml.safe_load(read_regular_text(file, RECORD_LIMIT_BYTES))
-    except (OSError, yaml.YAMLError) as exc:
+    except (OSError, ValueError, yaml.YAMLError) as exc:
         raise RequestError(
             f"the deployments cannot be read: {exc}", field="--file", value=file, remedy="Give the path of deployments/prefect.yaml."
         ) from exc
-    return list(content["deployments"])
+    entries = content.get("deployments") if isinstance(content, dict) else None
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) and {"name", "entrypoint"} <= entry.keys() for entry in entries):
+        raise RequestError(
+            "this file lists no deployments with name and entrypoint", field="--file", value=file, remedy="See deployments/prefect.yaml."
+        )
+    return list(entries)
 
 
 def name_of(entry: dict[str, Any]) -> str:
@@ -103,9 +130,14 @@ def name_of(entry: dict[str, Any]) -> str:
 
 
 def load_flow(entrypoint: str) -> Any:
-    """The flow object behind `module.attribute`."""
+    """The flow object behind `module.attribute`. Raises RequestError."""
     module, _, attribute = entrypoint.rpartition(".")
-    return getattr(import_module(module), attribute)
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as exc:
+        raise RequestError(
+            f"there is no such flow ({exc})", field="entrypoint", value=entrypoint, bound="module.attribute", remedy="Correct it in --file."
+        ) from exc
 
 
 def to_deployment(entry: dict[str, Any]) -> "RunnerDeployment":
@@ -113,41 +145,32 @@ def to_deployment(entry: dict[str, Any]) -> "RunnerDeployment":
     from prefect.client.schemas.objects import ConcurrencyLimitConfig
     from prefect.types.entrypoint import EntrypointType
 
+    limit = entry.get("concurrency_limit")
     return load_flow(entry["entrypoint"]).to_deployment(
         entry["name"],
         description=entry.get("description"),
         tags=entry.get("tags"),
         parameters=entry.get("parameters"),
-        schedules=[_schedule(schedule) for schedule in entry.get("schedules", ())],
+        schedules=to_schedules(entry),
         paused=False,
-        concurrency_limit=ConcurrencyLimitConfig.model_validate(entry["concurrency_limit"]),
+        concurrency_limit=ConcurrencyLimitConfig.model_validate(limit) if limit is not None else None,
         enforce_parameter_schema=entry.get("enforce_parameter_schema", True),
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
 
 
-def _schedule(entry: dict[str, Any]) -> dict[str, Any]:
-    from prefect.schedules import Cron
+def to_schedules(entry: dict[str, Any]) -> "list[DeploymentScheduleCreate]":
+    """The schedules of an entry, as the server takes them."""
+    from prefect.client.schemas.actions import DeploymentScheduleCreate
 
-    schedule = Cron(
-        entry["cron"],
-        timezone=entry["timezone"],
-        active=entry["active"],
-        slug=entry["slug"],
-        parameters=entry.get("parameters", {}),
-    )
-    return schedule  # type: ignore[return-value]
+    return [
+        DeploymentScheduleCreate(
+            schedule={name: schedule[name] for name in SCHEDULE_FIELDS if name in schedule},  # type: ignore[arg-type]
+            **{name: schedule[name] for name in ("active", "slug", "parameters", "max_scheduled_runs") if name in schedule},
+        )
+        for schedule in entry.get("schedules", ())
+    ]
 
 
-def _refuse_taken_port(port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as exc:
-            raise EnvironmentUnfit(
-                f"port {port} is taken",
-                field="--port",
-                value=port,
-                remedy="Another server runs there: set PREFECT_API_URL to it, stop it, or give another --port.",
-            ) from exc
+def _say(text: str) -> None:
+    print(f"mem: {text}", file=sys.stderr, flush=True)

@@ -2,27 +2,33 @@
 
 import json
 import re
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
+import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 from prefect.client.schemas.objects import FlowRun
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelling
 
-from flows.flow_request import refuse_relative_store, settled_request
+from flows.flow_request import refuse_large, refuse_relative_store, settled_request
 from flows.notebook import ShownResult
 from flows.prefect_view.publisher import RESULT_MARK
+from flows.server.waiting import waits_for
 from mem_core.domain import errors
 from mem_core.domain.errors import EnvironmentUnfit, InternalError, Interrupted, MemError, RequestError
+from mem_core.domain.printable import printable
 from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.request.file import parse_request
 
 POLL_S = 1.0
+REASON_CHARACTERS = 500
+QUEUED = "AwaitingConcurrencySlot"
 
 
 class RunHandle:
@@ -31,6 +37,7 @@ class RunHandle:
     def __init__(self, flow_run_id: UUID, start_within_s: float) -> None:
         self.flow_run_id = flow_run_id
         self._start_within_s = start_within_s
+        self._said = ""
 
     @property
     def url(self) -> str:
@@ -38,20 +45,21 @@ class RunHandle:
         return f"{(PREFECT_API_URL.value() or '').removesuffix('/api')}/runs/flow-run/{self.flow_run_id}"
 
     def status(self) -> str:
-        """The state in one line, with the newest progress where there is any.
+        """The state in one line, with the newest progress, or what a queued run waits for, where there is any.
 
         Raises:
             EnvironmentUnfit: no process has picked it up in time.
         """
         with get_client(sync_client=True) as client:
             run = self._read(client)
-            self._refuse_waiting(run)
+            waits = self._waits(client, run)
             lines = [artifact.description for artifact in self._artifacts(client) if artifact.type == "progress" and artifact.description]
         state = run.state_name or "Unknown"
-        return f"{state}: {lines[-1]}" if lines else state
+        told = waits or (lines[-1] if lines else "")
+        return f"{state}: {told}" if told else state
 
     def result(self, timeout_s: float | None = None) -> ShownResult:
-        """Wait for the end and return the result.
+        """Wait for the end and return the result. What a queued run waits for is said once on standard error.
 
         Raises:
             MemError: the run was refused, stopped or has failed; its kind tells which. EnvironmentUnfit: nobody picked it up in
@@ -61,11 +69,13 @@ class RunHandle:
         while True:
             with get_client(sync_client=True) as client:
                 run = self._read(client)
-                self._refuse_waiting(run)
+                waits = self._waits(client, run)
                 if run.state is not None and run.state.is_final():
                     return self._ended(client, run)
+            self._say(run, waits)
             if time.monotonic() > end_s:
-                raise TimeoutError(f"flow run {run.name} is {run.state_name} after {timeout_s} s: {self.url}")
+                why = f" ({waits})" if waits else ""
+                raise TimeoutError(f"flow run {run.name} is {run.state_name} after {timeout_s} s{why}: {self.url}")
             time.sleep(POLL_S)
 
     def cancel(self) -> None:
@@ -79,16 +89,33 @@ class RunHandle:
         except ObjectNotFound as exc:
             raise RequestError("this flow run was deleted", value=self.flow_run_id, remedy="Submit it again: it resumes.") from exc
 
-    def _refuse_waiting(self, run: FlowRun) -> None:
-        waiting = run.state is not None and (run.state.is_scheduled() or run.state.is_pending()) and run.start_time is None
-        since = run.expected_start_time or run.created
-        if not waiting or since is None or time.time() - since.timestamp() < self._start_within_s:
-            return
+    def _waits(self, client: SyncPrefectClient, run: FlowRun) -> str:
+        """What a run that has not started waits for, in words; empty where there is nothing to say (yet).
+
+        Raises:
+            EnvironmentUnfit: for somebody who would pick it up.
+        """
+        state, since = run.state, run.created or run.expected_start_time
+        if state is None or since is None or run.start_time is not None or not (state.is_scheduled() or state.is_pending()):
+            return ""
+        queued = state.name == QUEUED
+        if not queued and time.time() - since.timestamp() < self._start_within_s:
+            return ""
+        behind = waits_for(client, run) if state.is_scheduled() else "is picked up and has not started yet"
+        if behind:
+            return behind
+        if queued:
+            return "waits for the deployment's one place, which has just become free"
         raise EnvironmentUnfit(
             f"no worker picked it up within {self._start_within_s:.0f} s",
             value=f"flow run {run.name} is {run.state_name}",
             remedy="Start one with: mem serve (or: prefect worker start --pool mem-process); the flow run then starts by itself.",
         )
+
+    def _say(self, run: FlowRun, waits: str) -> None:
+        if waits and waits != self._said:
+            print(printable(f"mem: flow run {run.name} {waits}"), file=sys.stderr)
+            self._said = waits
 
     def _artifacts(self, client: SyncPrefectClient) -> list[Any]:
         return client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[self.flow_run_id])))
@@ -131,9 +158,10 @@ def submit(
     as they are (`submit(deployment="finetune/finetune", run_id="a", data=["notes.txt"])`).
 
     Raises:
-        RequestError: the request is wrong (nothing is submitted), or there is no such deployment.
-        EnvironmentUnfit: no Prefect server is configured.
+        RequestError: the request is wrong or larger than a request is (nothing is submitted), or there is no such deployment.
+        EnvironmentUnfit: no Prefect server is configured, or it is away.
     """
+    refuse_large({"request": request, "overrides": overrides, **parameters})
     if not PREFECT_API_URL.value():
         raise EnvironmentUnfit("no Prefect server is configured", remedy="Set PREFECT_API_URL to the server's /api, or start: mem serve")
     if request is not None:
@@ -142,12 +170,36 @@ def submit(
         parameters["request"] = checked.model_dump(mode="json")
     if overrides is not None:
         parameters["overrides"] = dict(overrides)
+    try:
+        return RunHandle(_created(deployment, parameters), start_within_s)
+    except httpx.TransportError as exc:
+        raise EnvironmentUnfit(
+            f"the Prefect server is away ({type(exc).__name__})", value=PREFECT_API_URL.value(), remedy="Start it, for one with: mem serve"
+        ) from exc
+
+
+def _created(deployment: str, parameters: dict[str, Any]) -> UUID:
+    """Id of a new flow run. Raises RequestError."""
     with get_client(sync_client=True) as client:
         try:
             found = client.read_deployment_by_name(deployment)
+            return client.create_flow_run_from_deployment(found.id, parameters=parameters).id
         except ObjectNotFound as exc:
             raise RequestError(
                 "there is no such deployment", field="deployment", value=deployment, remedy="Create the deployments with: mem serve"
             ) from exc
-        run = client.create_flow_run_from_deployment(found.id, parameters=parameters)
-    return RunHandle(run.id, start_within_s)
+        except PrefectHTTPStatusError as exc:
+            if exc.response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
+                raise
+            raise RequestError(
+                f"the deployment does not take this: {_reason(exc)}", field="deployment", value=deployment, remedy="Nothing was submitted."
+            ) from exc
+
+
+def _reason(exc: PrefectHTTPStatusError) -> str:
+    """The server's words and never the parameters that it repeats."""
+    try:
+        detail = exc.response.json().get("detail")
+    except ValueError:
+        detail = None
+    return (detail if isinstance(detail, str) else f"HTTP {exc.response.status_code}")[:REASON_CHARACTERS]

@@ -1,8 +1,9 @@
 """The one table of what this build cannot do, asked before anything starts and wherever something is offered or recommended.
 
 A request that asks for a row of it is refused with exit 64 (`refuse_unsupported`: whoever builds a request from plain values, and
-`submit`); the doctor says the same as a failing finding; the doctor's estimates and every remedy ask `is_supported` about a change
-before they name it; the form of a field says so in its description. What is built one day leaves the table, and all of them follow.
+`submit`); the doctor says the same as a failing finding; its estimates and every remedy ask about a change before they name it
+(`core/doctor/changes.py`); the form of a field says so in its description. What is built one day leaves the table, and all of them
+follow.
 
 Raw DeepSpeed keys are judged by device in `core/doctor/software.py`: they are not MEM's own offer.
 """

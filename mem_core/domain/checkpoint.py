@@ -11,7 +11,8 @@ from mem_core.domain.units import Value
 MANIFEST_NAME = "manifest.json"
 VERDICT_NAME = "verdict.json"
 SIGNATURE_NAME = "signature.json"
-OWN_NAMES = frozenset({MANIFEST_NAME, VERDICT_NAME, SIGNATURE_NAME})
+ASIDE_NAME = "aside.json"  # why a checkpoint that is whole was set aside; its own verdict stays beside it
+OWN_NAMES = frozenset({MANIFEST_NAME, VERDICT_NAME, SIGNATURE_NAME, ASIDE_NAME})
 _CHECKPOINT_NAME = re.compile(r"^step-(\d{9,})$")
 
 
@@ -25,9 +26,9 @@ class FileEntry(Value):
     @field_validator("path")
     @classmethod
     def _inside(cls, value: str) -> str:
-        parts = value.split("/")  # every part is a name: two ways to write one file would be two entries for it
-        if "\\" in value or "\0" in value or any(part in ("", ".", "..") for part in parts) or value in OWN_NAMES:
-            raise ValueError(f"path {value!r} must be relative, inside the checkpoint folder, plain, and not one of MEM's own files")
+        # One file has one name: `./x` and `a//b` are second names for `x` and `a/b`, and a list of names would not see that.
+        if any(part in ("", ".", "..") for part in value.split("/")) or "\\" in value or "\0" in value or value in OWN_NAMES:
+            raise ValueError(f"path {value!r} must be relative, plain, inside the checkpoint folder, and not one of MEM's own files")
         return value
 
 
@@ -67,6 +68,7 @@ class CheckpointManifest(Value):
     files: tuple[FileEntry, ...] = Field(min_length=1)
     created_unix_s: float = 0.0
     extra: dict[str, Any] = {}
+    birth: dict[str, Any] = Field(default={}, description="What the run was born with (core/run/belonging.py); older manifests have none.")
     manifest_sha256: str = Field(default="", description="Its own digest: SHA-256 of its canonical bytes with this field empty.")
 
     @field_validator("files")

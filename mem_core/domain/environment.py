@@ -93,13 +93,33 @@ class DataFile(Value):
     problem: str = ""
 
 
+class DataRemark(Value):
+    """Something about the rows that a person should know: what was left out, cut or taken otherwise than one may think."""
+
+    check: str
+    severity: Literal["notice", "warning"]
+    text: str
+    remedy: str = ""
+
+
+class DataRefusal(Value):
+    """What data preparation will refuse, in its own words."""
+
+    problem: str
+    bound: str = ""
+    remedy: str = ""
+    exit_code: int
+
+
 class DataNumbers(Value):
-    """A first look at the data; the row-by-row check belongs to the data preparer."""
+    """A first look at the data: its files, and what preparation will say of their first rows."""
 
     files: tuple[DataFile, ...] = ()
     problems: tuple[str, ...] = Field(default=(), description="Patterns that match nothing, stores that do not answer.")
     parquet: tuple[str, ...] = Field(default=(), description="Parquet files among them.")
     longest_row_tokens: int | None = Field(default=None, ge=1, description="Longest admissible row; None means sequence_length.")
+    refusal: DataRefusal | None = None
+    remarks: tuple[DataRemark, ...] = ()
 
 
 class DeviceReading(Value):
@@ -147,6 +167,7 @@ class LockObservation(Value):
     age_s: float
     stale: bool
     reason: str = ""
+    owner_pid: int | None = None
 
 
 class BuildObservation(Value):
@@ -182,6 +203,24 @@ class SavedRun(Value):
     checkpoint_bytes: int = 0
 
 
+class EngineProblem(Value):
+    """What transformers or DeepSpeed says against a field of the request."""
+
+    field: str
+    problem: str
+    remedy: str
+
+
+class EngineObservation(Value):
+    """What building the model without weights, and reading the engine's configuration, came to in a process of its own."""
+
+    architecture: str = ""
+    attention: str = Field(default="", description="How the model computes attention; empty where it was not built.")
+    problems: tuple[EngineProblem, ...] = ()
+    died: str = Field(default="", description="The last words of a process that could not even import or answer.")
+    unknown: str = Field(default="", description="Why nothing is known: no time, no process.")
+
+
 class MachineObservations(Value):
     """Everything the doctor decides on, gathered at the edge; nothing here is a judgement."""
 
@@ -196,11 +235,13 @@ class MachineObservations(Value):
     pids_left: int | None = Field(default=None, description="Processes and threads that may still be started; None means no limit.")
     store: StoreObservation
     store_folder: FolderObservation | None = Field(default=None, description="None for remote stores.")
+    home: str = Field(default="", description="Where MEM keeps its caches (MEM_HOME).")
+    home_problem: str = Field(default="", description="Why a file cannot be written, read and deleted there; empty when it can.")
     shared_memory: FolderObservation | None = Field(default=None, description="/dev/shm; None when it is missing.")
     build: BuildObservation
     holder: HolderObservation | None = None
     saved: SavedRun | None = None
-    caches: StoreObservation | None = Field(default=None, description="MEM_HOME, tried as the store is; None means not looked at.")
     file_size_limit_bytes: int | None = Field(default=None, description="Longest file that may be written; None means no limit.")
     leftovers: tuple[str, ...] = Field(default=(), description="Processes of earlier attempts of this run that are still alive.")
     stale_rank_variables: tuple[str, ...] = ()
+    engine: EngineObservation | None = Field(default=None, description="None where it had not to be asked.")

@@ -16,7 +16,12 @@ MemError
 
 from typing import ClassVar
 
+from mem_core.domain.printable import printable
 from mem_core.domain.secrets import clean_text
+
+
+def _shown(text: str) -> str:
+    return printable(clean_text(text))
 
 
 class MemError(Exception):
@@ -32,11 +37,11 @@ class MemError(Exception):
     prefect_state: ClassVar[str] = "Failed"
 
     def __init__(self, problem: str, *, remedy: str, field: str = "", value: object = None, bound: str = "") -> None:
-        self.problem = clean_text(problem)
-        self.remedy = clean_text(remedy)
-        self.field = clean_text(field)
-        self.value = None if value is None else clean_text(str(value))[:200]
-        self.bound = clean_text(bound)
+        self.problem = _shown(problem)
+        self.remedy = _shown(remedy)
+        self.field = _shown(field)
+        self.value = None if value is None else _shown(str(value))[:200]
+        self.bound = _shown(bound)
         super().__init__(self._message())
 
     def _message(self) -> str:

@@ -11,6 +11,7 @@ from mem_core.domain.checkpoint import CheckpointVerdict
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.plan import CandidatePlan, MemoryPlanChange
 from mem_core.domain.policy import PolicyDecision
+from mem_core.domain.run import DataSummary
 from mem_core.domain.segment import SegmentOutcome
 from mem_core.domain.units import Value
 
@@ -31,6 +32,13 @@ class DoctorReported(Value):
 
     event: Literal["doctor_reported"] = "doctor_reported"
     report: EnvironmentReport
+
+
+class DataPrepared(Value):
+    """The rows that this attempt trains on are ready."""
+
+    event: Literal["data_prepared"] = "data_prepared"
+    data: DataSummary
 
 
 class PolicyDecided(Value):
@@ -71,8 +79,21 @@ class SegmentEnded(Value):
     outcome: SegmentOutcome
 
 
+class CheckpointSealed(Value):
+    """A checkpoint is durable under a name that nobody reads, and is about to take its place at `step`.
+
+    Said before it can be seen there, so that the journal names every manifest that a later start may find (whatever crashes between).
+    """
+
+    event: Literal["checkpoint_sealed"] = "checkpoint_sealed"
+    step: int
+    manifest_sha256: str
+    weights_digest: str = ""
+    trajectory_digest: str = ""
+
+
 class CheckpointCommitted(Value):
-    """Files and manifest are durable; not yet judged."""
+    """Files and manifest are durable; not yet judged. `manifest_sha256`: of the manifest's bytes; empty in journals of older versions."""
 
     event: Literal["checkpoint_committed"] = "checkpoint_committed"
     step: int
@@ -80,6 +101,7 @@ class CheckpointCommitted(Value):
     duration_s: float
     weights_digest: str = ""
     trajectory_digest: str = ""
+    manifest_sha256: str = ""
 
 
 class CheckpointJudged(Value):
@@ -95,6 +117,26 @@ class CheckpointRemoved(Value):
     event: Literal["checkpoint_removed"] = "checkpoint_removed"
     step: int
     reason: str
+
+
+class CheckpointMirrored(Value):
+    """A proven checkpoint has a copy in the remote store, or (`problem`) could not get one; training goes on either way."""
+
+    event: Literal["checkpoint_mirrored"] = "checkpoint_mirrored"
+    step: int
+    url: str = ""
+    problem: str = ""
+
+
+class Resumed(Value):
+    """This attempt took a checkpoint up: work goes on from it, or there is nothing left to do."""
+
+    event: Literal["resumed"] = "resumed"
+    step: int
+    batch_index: int
+    tokens: int = 0
+    weights_digest: str = ""
+    trajectory_digest: str = ""
 
 
 class OomAbsorbed(Value):
@@ -131,6 +173,8 @@ class Evaluated(Value):
     event: Literal["evaluated"] = "evaluated"
     step: int
     validation_loss: float
+    validation_rows: int | None = Field(default=None, description="Held-out rows that it is the loss of.")
+    validation_rows_total: int | None = Field(default=None, description="All held-out rows.")
 
 
 class TimeSpent(Value):
@@ -166,8 +210,9 @@ class RunEnded(Value):
 
 
 Event = Annotated[
-    AttemptStarted | DoctorReported | PolicyDecided | SegmentStarted | MemoryPlanChanged | SegmentEnded | CheckpointCommitted
-    | CheckpointJudged | CheckpointRemoved | OomAbsorbed | FaultMet | Recovered | BatchSkipped | Evaluated | TimeSpent | Noted | RunEnded,
+    AttemptStarted | DoctorReported | DataPrepared | PolicyDecided | SegmentStarted | MemoryPlanChanged | SegmentEnded | CheckpointSealed
+    | CheckpointCommitted | CheckpointJudged | CheckpointRemoved | CheckpointMirrored | Resumed | OomAbsorbed | FaultMet | Recovered
+    | BatchSkipped | Evaluated | TimeSpent | Noted | RunEnded,
     Field(discriminator="event"),
 ]  # fmt: skip
 EVENT_ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)

@@ -10,8 +10,9 @@ from mem_core.domain.units import Value
 RunStatus = Literal["completed", "interrupted", "failed", "running"]
 GOODPUT_BUCKETS = (
     "productive", "redone", "start", "op_build", "data", "save_stall", "restore", "restart", "oom_recovery", "evaluation",
-    "planner_wait", "validation_wait", "idle",
+    "planner_wait", "validation_wait", "idle", "between_attempts",
 )  # fmt: skip
+BETWEEN_ATTEMPTS = "between_attempts"  # nobody had asked for the run to go on: no loss of the machine's
 
 
 class FaultRecord(Value):
@@ -37,6 +38,27 @@ class CheckpointCounts(Value):
     kept: int = 0
 
 
+class MirrorSummary(Value):
+    """How far the copies in the remote store are. `missing_steps` are proven, kept here, and newer than the newest copy."""
+
+    url: str = ""
+    at_step: int | None = None
+    of_step: int | None = None
+    missing_steps: tuple[int, ...] = ()
+    problem: str = Field(default="", description="Why the newest one has no copy.")
+
+    @property
+    def behind(self) -> bool:
+        """Whether a machine that has nothing but the copies would have to do proven steps again."""
+        return self.of_step is not None and (self.at_step is None or self.at_step < self.of_step)
+
+    def __str__(self) -> str:
+        """For people: `mirror at 20 of 40`."""
+        at = "none" if self.at_step is None else f"{self.at_step}"
+        why = f" ({self.problem})" if self.behind and self.problem else ""
+        return f"mirror at {at} of {self.of_step if self.of_step is not None else 'none'}{why}"
+
+
 class PolicyCounts(Value):
     """Decisions of the policy engine."""
 
@@ -46,10 +68,15 @@ class PolicyCounts(Value):
 
 
 class Goodput(Value):
-    """Seconds by bucket; they sum to the wall time. `fraction` is productive ÷ all."""
+    """Seconds by bucket; they sum to the wall time. `fraction` is productive ÷ all in which an attempt lived."""
 
     fraction: float = 0.0
     seconds: dict[str, float] = {}
+
+    @property
+    def lived_s(self) -> float:
+        """Seconds in which an attempt lived: all but those between attempts."""
+        return sum(value for name, value in self.seconds.items() if name != BETWEEN_ATTEMPTS)
 
 
 class MemorySummary(Value):
@@ -59,6 +86,23 @@ class MemorySummary(Value):
     budget_bytes: int = 0
     binding_limit: str = ""
     plan_changes: tuple[dict[str, Any], ...] = Field(default=(), description="Each change of the micro-batch plan, with its reason.")
+
+
+class DataSummary(Value):
+    """What an attempt trained on, and what of the files it does not train on."""
+
+    num_files: int = 0
+    num_documents: int = 0
+    num_sequences: int = 0
+    num_tokens: int = 0
+    trained_tokens: int = Field(default=0, description="Label positions that count, over one epoch.")
+    num_validation_sequences: int = 0
+    num_bad_rows: int = 0
+    bad_rows: tuple[str, ...] = Field(default=(), description="file:line: reason, the first ten.")
+    dropped_rows: dict[str, int] = Field(
+        default={}, description="Rows and sequences that are fine and not trained on, or not whole, by kind."
+    )
+    notes: tuple[str, ...] = ()
 
 
 class RunResult(Value):
@@ -75,6 +119,8 @@ class RunResult(Value):
     loss_first: float | None = None
     loss_last: float | None = None
     validation_loss: float | None = None
+    validation_rows: int | None = None
+    validation_rows_total: int | None = None
     tokens: int = 0
     tokens_per_s: float = 0.0
     restarts: int = 0
@@ -82,12 +128,21 @@ class RunResult(Value):
     ooms_fatal: int = 0
     faults: tuple[FaultRecord, ...] = ()
     checkpoints: CheckpointCounts = CheckpointCounts()
+    mirror: MirrorSummary | None = Field(default=None, description="None where nothing was ever to be copied to a remote store.")
     policy: PolicyCounts = PolicyCounts()
     goodput: Goodput = Goodput()
     memory: MemorySummary = MemorySummary()
+    data: DataSummary | None = Field(default=None, description="None where no data was prepared yet, or by an older version.")
     device: str = ""
     report_url: str = ""
     run_folder: str = ""
+
+
+def rows_words(rows: int | None, rows_total: int | None) -> str:
+    """What a validation loss is the loss of: "1,107 rows", "2,048 of 90,000 rows, evenly spread"; empty where it was not written down."""
+    if rows is None or rows_total is None:
+        return ""
+    return f"{rows:,} rows" if rows >= rows_total else f"{rows:,} of {rows_total:,} rows, evenly spread"
 
 
 class RepeatedFailure(Value):

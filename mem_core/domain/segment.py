@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from mem_core.domain.errors import EnvironmentUnfit, MemError, PolicyRefused, RequestError
 from mem_core.domain.units import Value
 
 Phase = Literal[
@@ -17,11 +18,17 @@ class Evidence(Value):
     rank: int | None = None
     phase: Phase | None = None
     batch_index: int | None = None
+    restoring_step: int | None = Field(default=None, description="The checkpoint that was being loaded, where that is what failed.")
     exception: str = ""
     exit_code: int | None = None
     signal: str = ""
     peak_bytes: int | None = None
     limit_bytes: int | None = None
+    limit_name: str = Field(default="", description="The limit that binds, as the doctor names it.")
+    worked_tokens: int | None = Field(default=None, description="Padded tokens of the largest pass that this process did before.")
+    grown: bool = Field(default=False, description="A pass of the size that failed worked before, and the process has grown since.")
+    used_bytes: int | None = Field(default=None, description="What tensors held on the device when an allocation failed.")
+    reserved_bytes: int | None = Field(default=None, description="What the device's caching allocator held then, used or not.")
     failed_rows: int | None = Field(default=None, description="Rows of the forward pass that did not fit.")
     failed_length: int | None = Field(default=None, description="Padded tokens of each of its rows.")
     last_lines: tuple[str, ...] = ()
@@ -79,11 +86,46 @@ class NonFinite(Value):
     evidence: Evidence = Evidence()
 
 
+REFUSALS: tuple[type[MemError], ...] = (RequestError, PolicyRefused, EnvironmentUnfit)
+
+
+class Refusal(Value):
+    """An error that no other process can mend, as plain values, so that it keeps its kind on the way out of a rank."""
+
+    exit_code: int
+    problem: str
+    remedy: str
+    field: str = ""
+    value: str | None = None
+    bound: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException) -> "Refusal | None":
+        """None where `error` is of a kind that another try may mend."""
+        if not isinstance(error, REFUSALS):
+            return None
+        return cls(
+            exit_code=error.exit_code, problem=error.problem, remedy=error.remedy, field=error.field, value=error.value, bound=error.bound
+        )
+
+    @property
+    def error(self) -> MemError:
+        """The error again, of its own kind."""
+        kind = next((kind for kind in REFUSALS if kind.exit_code == self.exit_code), EnvironmentUnfit)
+        return kind(self.problem, remedy=self.remedy, field=self.field, value=self.value, bound=self.bound)
+
+
 class WorkerError(Value):
     """An exception in a rank that is none of the other kinds."""
 
     kind: Literal["worker_error"] = "worker_error"
     evidence: Evidence
+    refusal: Refusal | None = Field(default=None, description="What the rank refused in MEM's own words: no other try can mend it.")
+    before_any_step: bool = Field(
+        default=False,
+        description="The process had applied no step, and nothing says that the error passes: where a fresh process meets the same one, "
+        "it stays. False for what a peer, a store or a drill has done.",
+    )
 
 
 class SaveFailed(Value):
@@ -123,7 +165,8 @@ def describe_failure(failure: SegmentFailure) -> str:
         (
             f" rank {evidence.rank}" if evidence.rank is not None else "",
             f" in {evidence.phase}" if evidence.phase else "",
-            f" at batch {evidence.batch_index}" if evidence.batch_index is not None else "",
+            f" of step {evidence.restoring_step}" if evidence.restoring_step is not None else "",
+            f" at batch {evidence.batch_index}" if evidence.batch_index is not None and evidence.restoring_step is None else "",
         )
     )
     match failure:
@@ -140,3 +183,12 @@ def describe_failure(failure: SegmentFailure) -> str:
         case SaveFailed():
             what = "save failed"
     return f"{what}{':' if where else ''}{where}{' (' + evidence.exception + ')' if evidence.exception else ''}"
+
+
+def last_words(evidence: Evidence, num_lines: int = 12) -> str:
+    """What the process said last, for people: some lines under a heading; empty where it said nothing."""
+    lines = [line for line in evidence.last_lines if line.strip()][-num_lines:]
+    if not lines:
+        return ""
+    who = f"rank {evidence.rank}" if evidence.rank is not None else "the process"
+    return "\n".join((f"last lines of {who}:", *(f"    {line[:300]}" for line in lines)))

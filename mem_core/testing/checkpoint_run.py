@@ -1,9 +1,10 @@
-"""A run folder for tests: attempts with a lease that is a number, engine files that are text, a validator that judges bytes."""
+"""A run folder for tests: attempts with a lease that is a number, a journal in memory, engine files that are text, a judge of bytes."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mem_core.core.run.belonging import CheckpointWords
 from mem_core.domain.checkpoint import CheckpointDraft, CheckpointExpectation, CheckpointManifest, CheckpointVerdict, TrainingPosition
 from mem_core.domain.errors import RunHeld
 from mem_core.domain.events import Event
@@ -35,6 +36,13 @@ class Run:
         self.folder = folder
         self.newest = 0
         self.events: list[Event] = []
+        self.words = CheckpointWords()
+        self.told: list[str] = []
+
+    def emit(self, event: Event) -> None:
+        """The journal of all attempts."""
+        self.events.append(event)
+        self.words.add(event)
 
     def attempt(self, number: int = 1, *, validator: Callable[..., CheckpointVerdict] = judge_bytes, **options: Any) -> CheckpointManager:
         """A manager of attempt `number`; older ones are fenced from now on. `options` are the manager's, sections as dictionaries."""
@@ -48,8 +56,9 @@ class Run:
         settings |= options.pop("expectation", {})
         section = CheckpointSection(**options.pop("section", {}))
         options.setdefault("scan", lambda path: ())
-        scope = CheckpointScope(self.folder, "demo", number, section, CheckpointExpectation(**settings))
-        return manager_of(scope, validator, fence=fence, emit=self.events.append, **options)
+        scope = CheckpointScope(self.folder, "demo", number, section, CheckpointExpectation(**settings), options.pop("birth", {}))
+        ports = {"fence": fence, "emit": self.emit, "words": self.words, "tell": self.told.append}
+        return manager_of(scope, validator, **(ports | options))
 
     def seen(self, kind: type[Kind]) -> list[Kind]:
         """Emitted events of one kind."""

@@ -14,6 +14,13 @@ from mem_core.runtime.ranks.agreement import RankReading
 ALLOCATOR_WORDS = "[enforce fail at alloc_cpu.cpp:129] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes."
 
 
+IN_PIECES = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.64 GiB of which 1.34 GiB is free. Including "
+    "non-PyTorch memory, this process has 22.30 GiB memory in use. Of the allocated memory 12.30 GiB is allocated by PyTorch, and "
+    "10.00 GiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF"
+)
+
+
 @dataclass(frozen=True)
 class PlannedOom:
     """Fails one pass of batch `batch_index` on `rank`, `times` tries of the batch in a row.
@@ -167,10 +174,11 @@ def once(marker: Path) -> bool:
     return True
 
 
-def leak(runner: Any, bytes_per_step: int, headroom_bytes: int, marker: Path) -> None:
-    """Under a real RLIMIT_AS, the first rank that comes here keeps some memory of every step; its successors do not."""
+def leak(runner: Any, bytes_per_step: int, headroom_bytes: int, marker: Path | None = None) -> None:
+    """Under a real RLIMIT_AS, the first rank that comes here keeps some memory of every step; its successors do not, unless there is
+    no marker."""
     limit_address_space(runner, headroom_bytes)
-    if not once(marker):
+    if marker is not None and not once(marker):
         return
     step, kept = runner.engine.step, []
 
@@ -179,6 +187,34 @@ def leak(runner: Any, bytes_per_step: int, headroom_bytes: int, marker: Path) ->
         return step()
 
     runner.engine.step = leaking_step
+
+
+def fail_in_pieces(runner: Any, batch_index: int, times: int, folder: Path) -> None:
+    """The forward of one batch fails as a device's allocator fails whose memory is in pieces. Each failure is a line in
+    `<folder>/in-pieces`."""
+    import torch
+
+    forward = runner.engine.forward
+
+    def failing_forward(**inputs: Any) -> Any:
+        if runner.position.batch_index == batch_index and fired(folder, "in-pieces") < times:
+            with (folder / "in-pieces").open("ab") as file:
+                file.write(b".")
+            raise torch.OutOfMemoryError(IN_PIECES)
+        return forward(**inputs)
+
+    runner.engine.forward = failing_forward
+
+
+def leak_at_saves(runner: Any, bytes_per_save: int) -> None:
+    """This rank keeps some memory of every save."""
+    collect, kept = runner.engine.collect_state, []
+
+    def leaking_collect(*arguments: Any) -> Any:
+        kept.append(b"x" * bytes_per_save)  # written to, so that it is resident
+        return collect(*arguments)
+
+    runner.engine.collect_state = leaking_collect
 
 
 def fail_fork(runner: Any, folder: Path) -> None:

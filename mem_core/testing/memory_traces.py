@@ -18,7 +18,10 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class World:
-    """A made-up machine: bytes as functions of the step. `reserved_bytes` is what a caching allocator holds beside the peak."""
+    """A made-up machine: bytes as functions of the step. `fragmented_bytes` is what a caching allocator holds beside the peak.
+
+    An allocator never holds more than the limit: where peak and fragments together pass it, the allocation fails.
+    """
 
     limit_bytes: Callable[[int], float]
     fixed_bytes: Callable[[int], float]
@@ -56,7 +59,7 @@ def simulate(
         fixed, limit = world.fixed_bytes(step), world.limit_bytes(step)
         scale = 0.4 if control.plan.activation_checkpointing else 1.0
         peak = fixed + scale * world.per_token * micro_batch.tokens + rng.gauss(0, 1) * world.noise_bytes
-        if peak > limit:
+        if peak + world.fragmented_bytes(step) > limit:
             outcome.ooms.append(step)
         reading = StepReading(
             batch_index=step,
@@ -65,7 +68,7 @@ def simulate(
             peak_bytes=int(peak),
             limit_bytes=int(limit),
             limit_name="device free",
-            reserved_bytes=int(peak + world.fragmented_bytes(step)),
+            reserved_bytes=int(min(limit, peak + world.fragmented_bytes(step))),
         )
         outcome.readings.append(reading)
         outcome.plans.append(control.plan)

@@ -1,5 +1,6 @@
 """What tests hand to `drive(..., options=...)`: faults inside ranks, recorded plans for a twin, and what a run left to compare."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,42 @@ from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.checkpoint import checkpoint_name
 from mem_core.domain.plan import MemoryPlanChange
 from mem_core.domain.run import RunResult
+from mem_core.infrastructure.telemetry.progress import NoProgress
 from mem_core.runtime.session.opening.stages import OpeningOptions
+
+
+class Console(NoProgress):
+    """Keeps the lines that people would see."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        """Keep it."""
+        self.lines.append(text)
+
+    @property
+    def text(self) -> str:
+        """All of them."""
+        return "\n".join(self.lines)
 
 
 def with_port(port: Callable[[Any], None]) -> OpeningOptions:
     """Every rank calls `port` with its runner once it is built (`WorkerSpec.on_built`), those that replay a checkpoint as well."""
     return OpeningOptions(on_built=port)
+
+
+def tell_devices(runner: Any, folder: Path) -> None:
+    """For `with_port`, by `functools.partial`: write which devices a rank really uses into `<folder>/rank-N.json`.
+
+    `parameters`: where they are; `current`: torch's current device; `held_bytes`: what this process holds on each device.
+    """
+    import torch
+
+    devices = {str(parameter.device) for parameter in runner.engine.raw.module.parameters()}
+    held = {f"cuda:{index}": torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count())}
+    facts = {"parameters": sorted(devices), "current": torch.cuda.current_device(), "held_bytes": held}
+    (folder / f"rank-{runner.place.rank}.json").write_text(json.dumps(facts))
 
 
 def replaying(changes: tuple[MemoryPlanChange, ...]) -> OpeningOptions:

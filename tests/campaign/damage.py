@@ -41,7 +41,7 @@ GROUPS: tuple[tuple[str, Callable[[str], bool]], ...] = (
     ("journal", lambda name: name.startswith("store/run/journal/")),
     ("record", lambda name: name == "store/run/run.json"),
     ("sealed record", lambda name: name == "store/run/run.sealed.json"),
-    ("lease", lambda name: name == "store/run/lease.json"),
+    ("lease", lambda name: name == "store/run/lease.json" or name.startswith("store/run/leases/")),
     ("manifest", lambda name: name.endswith("/manifest.json")),
     ("verdict", lambda name: name.endswith("/verdict.json")),
     ("model states", lambda name: name.endswith("model_states.pt")),

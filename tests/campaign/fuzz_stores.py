@@ -15,10 +15,11 @@ from flows.commands import policy as policy_commands
 from flows.commands import report as report_commands
 from flows.commands.checkpoints import list_checkpoints, verify_checkpoints
 from flows.commands.train import result_if_finished
+from mem_core.core.run.lease import read_lease
 from mem_core.core.run.reconcile import reconcile
 from mem_core.core.run.record import RunRecord, read_record
 from mem_core.core.run.run_report import load_report_data
-from mem_core.core.run.state_manager import StateManager, read_lease
+from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.errors import MemError
 from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.request import DataSection, RuntimeRequest

@@ -8,7 +8,7 @@ from mem_core.core.memory.ladder import MicroBatch
 from mem_core.runtime.ranks.local.board import Board
 from mem_core.runtime.ranks.local.places import local_place
 from mem_core.runtime.ranks.local.shared_page import SharedPage
-from mem_core.testing.agreement_contract import AgreementContract, Agreements, Try
+from mem_core.testing.contracts.agreement_contract import AgreementContract, Agreements, Try
 from mem_core.testing.in_process_agreement import InProcessTry
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from mem_core.runtime.ranks.local.processes import ForkServer
 from mem_core.runtime.ranks.local.ranks import LocalRanks
-from mem_core.testing.ranks_contract import RanksContract, RanksOf
+from mem_core.testing.contracts.ranks_contract import RanksContract, RanksOf
 
 LIMIT_S = 5.0
 

@@ -13,8 +13,8 @@ from moto.server import ThreadedMotoServer
 from mem_core.domain.errors import RequestError, StoreUnavailable
 from mem_core.infrastructure.storage import LocalStore, RetryPolicy, Store, open_store
 from mem_core.infrastructure.storage.fsspec_store import FsspecStore
+from mem_core.testing.contracts.store_contract import StoreContract
 from mem_core.testing.memory_disk import MemoryDisk
-from mem_core.testing.store_contract import StoreContract
 
 SECRET = "wJalr-dummy-secret-value"
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:botocore", "ignore::DeprecationWarning:moto")

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import psutil
 
-from flows.server.embedded import EmbeddedServer, free_port
+from flows.server.embedded import EmbeddedServer
 from mem_core.infrastructure.settings import Settings
 
 BIN = Path(sys.executable).parent
@@ -26,10 +26,9 @@ FINAL = {"Completed", "Failed", "Cancelled", "Crashed"}
 class Site:
     """Started processes, and the API over plain HTTP, so that a test never shares code with what it looks at."""
 
-    def __init__(self, folder: Path, port: int) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.url = f"http://127.0.0.1:{port}/api"
-        self._port = port
+        self._port: int | None = None
         self._server: EmbeddedServer | None = None
         self.serving: subprocess.Popen[bytes] | None = None
 
@@ -37,7 +36,7 @@ class Site:
     @contextlib.contextmanager
     def open(cls, folder: Path, serving: bool = True) -> "Iterator[Site]":
         """Server and, if wanted, `mem serve`; both are gone afterwards."""
-        site = cls(folder, free_port())
+        site = cls(folder)
         try:
             site.start_server()
             if serving:
@@ -55,7 +54,13 @@ class Site:
         """On the same port and database as before."""
         settings = dataclasses.replace(Settings.from_environment(), prefect_api_url=None)
         self._server = EmbeddedServer.start(settings, str(self.folder), port=self._port, ui=True)
+        self._port = self._server.port
         self._server.wait_ready()
+
+    @property
+    def url(self) -> str:
+        """Of the API; the same after the server was started again."""
+        return f"http://127.0.0.1:{self._port}/api"
 
     @property
     def database(self) -> Path:
@@ -109,12 +114,12 @@ class Site:
         """Until a log says something."""
         wait_for(lambda: text in (self.folder / log).read_text(errors="replace"), f"{text!r} in {log}", START_LIMIT_S)
 
-    def prefect(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    def prefect(self, *arguments: str, folder: Path | None = None) -> "subprocess.CompletedProcess[str]":
         """The `prefect` command in a clean shell."""
         return subprocess.run(
             [str(BIN / "prefect"), "--no-prompt", *arguments],
             env={**self.environment, "COLUMNS": "400"},
-            cwd=self.folder,
+            cwd=folder or self.folder,
             capture_output=True,
             text=True,
             timeout=300,
@@ -126,6 +131,10 @@ class Site:
     def post(self, path: str, body: dict[str, Any]) -> Any:
         """One call."""
         return self._call("POST", path, json=body)
+
+    def patch(self, path: str, body: dict[str, Any]) -> None:
+        """One call."""
+        self._call("PATCH", path, json=body)
 
     def get(self, path: str) -> Any:
         """One call."""
@@ -168,6 +177,10 @@ class Site:
         """Name of its state."""
         return str(self.flow_run(flow_run_id)["state_name"])
 
+    def states(self, flow_run_id: str) -> list[dict[str, Any]]:
+        """All that it was in, oldest first."""
+        return sorted(self.get(f"/flow_run_states/?flow_run_id={flow_run_id}"), key=lambda state: state["timestamp"])
+
     def wait_end(self, flow_run_id: str, limit_s: float = 600.0) -> dict[str, Any]:
         """Until it is final."""
         wait_for(lambda: self.state(flow_run_id) in FINAL, f"the end of {flow_run_id}", limit_s)
@@ -181,6 +194,11 @@ class Site:
     def task_runs(self, flow_run_id: str) -> list[dict[str, Any]]:
         """All of them."""
         return self.post("/task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run_id]}}, "limit": 200})
+
+    def log(self, flow_run_id: str) -> list[str]:
+        """Lines of its log."""
+        body = {"logs": {"flow_run_id": {"any_": [flow_run_id]}}, "sort": "TIMESTAMP_ASC", "limit": 200}
+        return [str(line["message"]) for line in self.post("/logs/filter", body)]
 
     def events(self, prefix: str, run_id: str) -> list[dict[str, Any]]:
         """Custom events of a run."""

@@ -1,6 +1,8 @@
 """`mem train` as people meet it: one command trains, answers, reports; the same again answers at once; more steps go on."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote, urlparse
@@ -13,6 +15,7 @@ from mem_core.domain.run import RunResult
 
 pytestmark = pytest.mark.integration
 STEPS, SEGMENT_STEPS = 300, 100
+MEM = Path(sys.executable).with_name("mem")
 REQUEST = f"""
 run_id: first
 store: .
@@ -140,3 +143,17 @@ def test_more_steps_of_a_finished_run_go_on_from_its_end(first, home: Path, run_
     assert more.answer["weights_digest"] != first.answer["weights_digest"]
     started = [event["from_step"] for event in events(home / "first", attempt=2) if event["event"] == "segment_started"]
     assert started == [STEPS]
+
+
+SLOW_STREAMS = ("--json >/dev/full", "--json 2>/dev/full", ">&- 2>/dev/full")
+
+
+@pytest.mark.parametrize("streams", ["<&- >&- 2>&-", *(pytest.param(words, marks=pytest.mark.slow) for words in SLOW_STREAMS)])
+def test_streams_that_are_closed_or_full_cost_no_work(streams: str, tmp_path: Path) -> None:
+    """A run of twenty steps completes with its exit code, and its result lies in its folder."""
+    (tmp_path / "request.yaml").write_text(REQUEST)
+    steps = "--set training.max_steps=20 --set training.segment_steps=10"
+    done = subprocess.run(["sh", "-c", f"{MEM} train request.yaml {steps} {streams}"], cwd=tmp_path, timeout=300, check=False)
+    assert done.returncode == 0
+    assert json.loads((tmp_path / "first" / "result.json").read_text())["applied_steps"] == 20
+    assert marked_processes(tmp_path / "first") == []

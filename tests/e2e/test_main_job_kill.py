@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from process_tree import BackgroundMem, events, num_attempts, survivors, validated_step
 
-from mem_core.core.run.state_manager import read_lease
+from mem_core.core.run.lease import read_lease
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 

@@ -12,11 +12,11 @@ from process_tree import alive
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(2_400)]
 FILE = Path(__file__).parents[2] / "deployments" / "prefect.yaml"
-TRIED = {"endurance", "finetune", "chaos-drill", "restore-drill", "doctor"}
+TRIED = {"endurance", "finetune", "chaos-drill", "restore-drill", "doctor", "restart"}  # restart: test_prefect_workers
 
 
 def test_every_shipped_deployment_is_tried_here() -> None:
-    """A sixth one needs a test of its own."""
+    """A seventh one needs a test of its own."""
     assert {entry["name"] for entry in yaml.safe_load(FILE.read_text())["deployments"]} == TRIED
 
 
@@ -56,10 +56,12 @@ def test_restore_drill_fails_where_there_is_nothing_to_restore(site: Site) -> No
 
 
 def test_finetune_trains_with_few_parameters(site: Site) -> None:
-    """Model, data and numbers as the form asks for them."""
+    """Model, data and numbers as the form asks for them; with more steps the same run goes on."""
     parameters = {"run_id": "tuned", "store": str(site.store), "max_steps": 40, "sequence_length": 64, "overrides": {"device": "cpu"}}
     completed(site, site.run_deployment("finetune/finetune", **parameters))
     assert site.result("tuned")["applied_steps"] == 40
+    completed(site, site.run_deployment("finetune/finetune", **{**parameters, "max_steps": 60}))
+    assert site.result("tuned")["applied_steps"] == 60
 
 
 def test_doctor_examines_and_says_so(site: Site) -> None:

@@ -13,7 +13,10 @@ pytestmark = pytest.mark.integration
 
 def test_a_run_submitted_from_a_clean_shell_trains_and_shows_itself(site: Site) -> None:
     """`prefect deployment run` → named and tagged run, task runs by step range, page, progress, result, events; again: at once."""
-    overrides = {"run_id": "shell", "store": str(site.store), "device": "cpu", "training.max_steps": 100, "training.segment_steps": 50}
+    overrides = {
+        "run_id": "shell", "store": str(site.store), "device": "cpu", "training.max_steps": 100, "training.segment_steps": 50,
+        "chaos.kinds": ["kill_rank"],
+    }  # fmt: skip
     done = site.prefect("deployment", "run", "endurance/endurance", "-p", f"overrides={json.dumps(overrides)}", "--watch")
     assert done.returncode == 0, done.stdout + done.stderr
     run = site.post("/flow_runs/filter", {"flow_runs": {"name": {"any_": ["shell"]}}})[0]
@@ -34,6 +37,7 @@ def test_a_run_submitted_from_a_clean_shell_trains_and_shows_itself(site: Site) 
     ):
         assert text in page
     assert '"status": "completed"' in artifacts["mem-shell-result"]["data"]
+    assert any("chaos is left out" in line for line in site.log(run["id"])), "a fault that was asked for and is not done is said aloud"
     wait_for(lambda: len(site.events("mem.run.finished", "shell")) == 1, "event of the end", 20)
     assert sorted(event["payload"]["step"] for event in site.events("mem.checkpoint.validated", "shell")) == [50, 100]
 

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect_site import Site
+from prefect_site import Site, wait_for
 
 from flows.notebook import ShownResult
 from flows.submit import submit
@@ -66,3 +66,41 @@ def test_nobody_picks_it_up(site: Site) -> None:
             run.cancel()
     finally:
         site.start_serving()
+
+
+@pytest.mark.slow
+def test_a_queued_run_names_the_one_that_it_waits_behind(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """The deployment has one place and lets others wait: nobody is missing, and it starts by itself."""
+    parameters = {"store": str(site.store), "overrides": {"device": "cpu", "training.segment_steps": 50}}
+    with temporary_settings({PREFECT_API_URL: site.url}):
+        first = submit(deployment="finetune/finetune", run_id="python-first", max_steps=100_000, start_within_s=120, **parameters)
+        site.wait_validated("python-first", 50)
+        second = submit(deployment="finetune/finetune", run_id="python-second", max_steps=20, start_within_s=1, **parameters)
+        wait_for(lambda: site.state(str(second.flow_run_id)) == "AwaitingConcurrencySlot", "the queue", 60)
+        assert "waits behind python-first (Running): one run at a time" in second.status()
+        with pytest.raises(TimeoutError, match="waits behind python-first"):
+            second.result(timeout_s=3)
+        assert "waits behind python-first" in capsys.readouterr().err
+        first.cancel()
+        assert second.result(timeout_s=300).applied_steps == 20
+
+
+def test_rows_in_the_request_are_refused_in_one_line() -> None:
+    """Before anything is sent or repeated; the way out is named."""
+    rows = [f"row {number} " * 20 for number in range(10_000)]
+    for given in ({"request": {"run_id": "a", "store": "/runs", "data": {"train": rows}}}, {"run_id": "a", "data": rows}):
+        with pytest.raises(RequestError, match=r"too large to be submitted.*Pass a path") as caught:
+            submit(**given)  # type: ignore[arg-type]
+        assert len(str(caught.value)) < 400
+        assert "\n" not in str(caught.value)
+
+
+def test_what_the_server_refuses_is_told_in_its_words_alone(site: Site) -> None:
+    with temporary_settings({PREFECT_API_URL: site.url}), pytest.raises(RequestError, match="max_steps") as caught:
+        submit(deployment="finetune/finetune", run_id="a", max_steps=0)
+    assert len(str(caught.value)) < 700
+
+
+def test_a_server_that_is_away_is_named() -> None:
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}), pytest.raises(EnvironmentUnfit, match="is away"):
+        submit(deployment="finetune/finetune", run_id="a")

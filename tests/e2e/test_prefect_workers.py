@@ -5,10 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from prefect_site import BIN, Site, wait_for
 from test_prefect_runs import check_outage
 
@@ -42,8 +44,10 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """`prefect work-pool create`, `prefect deploy --all`, `prefect worker start`: the commands of deployments/prefect.yaml."""
     with Site.open(tmp_path_factory.mktemp("worker-site"), serving=False) as site:
         assert site.prefect("work-pool", "create", "mem-process", "--type", "process").returncode == 0
-        done = site.prefect("deploy", "--all", "--prefect-file", str(PREFECT_FILE))
+        (site.folder / "gone").mkdir()
+        done = site.prefect("deploy", "--all", "--prefect-file", str(PREFECT_FILE), folder=site.folder / "gone")
         assert done.returncode == 0, done.stdout + done.stderr
+        (site.folder / "gone").rmdir()  # a deployment depends on no folder, least of all on the one it was typed in
         applied = subprocess.run(
             [sys.executable, "-m", "flows.automations", str(PREFECT_FILE.with_name("automations.yaml"))],
             env=site.environment, capture_output=True, text=True, timeout=300, check=True,
@@ -55,6 +59,12 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
         if worker.process.poll() is None:
             os.killpg(worker.process.pid, signal.SIGKILL)
             worker.process.wait()
+
+
+def test_no_deployment_remembers_the_folder_it_was_typed_in(worker: Worker) -> None:
+    for entry in yaml.safe_load(PREFECT_FILE.read_text())["deployments"]:
+        flow = entry["entrypoint"].rpartition(".")[2].replace("_", "-")
+        assert worker.site.get(f"/deployments/name/{flow}/{entry['name']}")["pull_steps"] == []
 
 
 def test_a_cancel_through_the_worker_commits_and_leaves_no_process(worker: Worker) -> None:
@@ -169,3 +179,47 @@ def test_serving_told_to_stop_while_the_server_is_away_says_so(tmp_path_factory:
         said = (site.folder / "serve.log").read_text()
         assert "is away (ConnectError)" in said
         assert "Report this as a bug" not in said
+
+
+def test_a_run_that_dies_at_each_start_is_restarted_three_times_and_then_failed_with_the_reason(site: Site) -> None:
+    """Its process dies before it can count: a pull step into a folder that is gone, as an old deployment may have one."""
+    deployment = site.get(f"/deployments/name/{POOL_RUN}")["id"]
+    step = {"prefect.deployments.steps.set_working_directory": {"directory": str(site.folder / "gone")}}
+    site.patch(f"/deployments/{deployment}", {"pull_steps": [step]})
+    try:
+        flow_run = site.train("never-starts", **{"training.max_steps": 50})
+        wait_for(lambda: site.state(flow_run) == "Failed", "the guard to give up", 900)
+        told = [state["message"] or "" for state in site.states(flow_run)]
+        assert [words for words in told if words.startswith("restarted after a crash")] == [
+            f"restarted after a crash ({number} of 3 without progress)" for number in (1, 2, 3)
+        ]
+        assert "NoProgress: crashed again after 3 restarts without a new checkpoint" in told[-1]
+        assert f"prefect flow-run retry {flow_run}" in told[-1]
+        num_states = len(told)
+        time.sleep(30)
+        assert len(site.states(flow_run)) == num_states, "nobody starts it again"
+    finally:
+        site.patch(f"/deployments/{deployment}", {"pull_steps": []})
+    assert site.prefect("flow-run", "retry", flow_run).returncode == 0
+    assert site.wait_end(flow_run)["state_name"] == "Completed", "a person's retry counts anew, and the cause is mended"
+
+
+def test_schedules_that_people_switch_on_or_make_outlive_the_serving_process(site: Site) -> None:
+    """One of the file is switched on, one is made in the UI; `mem serve` starts again and says what it left as it was."""
+    endurance, finetune = (site.get(f"/deployments/name/{name}") for name in (POOL_RUN, "finetune/finetune"))
+    (weekly,) = endurance["schedules"]
+    site.patch(f"/deployments/{endurance['id']}/schedules/{weekly['id']}", {"active": True})
+    own = {"schedule": {"interval": 86_400.0}, "active": True, "parameters": {"run_id": "by-hand"}}
+    site.post(f"/deployments/{finetune['id']}/schedules", [own])  # type: ignore[arg-type]
+    assert site.serving is not None
+    site.serving.send_signal(signal.SIGTERM)
+    assert site.serving.wait(120) == 0
+    site.start_serving()
+    (weekly,) = site.get(f"/deployments/name/{POOL_RUN}")["schedules"]
+    (mine,) = site.get("/deployments/name/finetune/finetune")["schedules"]
+    assert (weekly["slug"], weekly["active"], weekly["schedule"]["cron"]) == ("weekly", True, "0 3 * * 1")
+    assert (mine["slug"], mine["active"], mine["schedule"]["interval"]) == (None, True, 86_400.0)
+    assert mine["parameters"] == {"run_id": "by-hand"}
+    assert "schedule weekly of endurance/endurance stays on" in (site.folder / "serve.log").read_text()
+    site.patch(f"/deployments/{endurance['id']}/schedules/{weekly['id']}", {"active": False})
+    assert site.prefect("deployment", "schedule", "clear", "finetune/finetune", "--accept-yes").returncode == 0

@@ -10,8 +10,7 @@ import pytest
 
 from mem_core.domain.request import RuntimeRequest
 from mem_core.testing.driver import drive
-from mem_core.testing.ports import with_port
-from mem_core.testing.rank_devices import tell_devices
+from mem_core.testing.ports import tell_devices, with_port
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1_800)]
 MODEL = {"source": "preset:llama-nano"}
@@ -32,7 +31,7 @@ def test_each_rank_trains_on_its_own_device(nano: Callable[..., RuntimeRequest],
     """Model, optimizer and current device of rank N are on device N; it holds nothing on the other one."""
     training = {"max_steps": 20, "segment_steps": 10, "warmup_steps": 2}
     request = nano("two", device="cuda", model=MODEL, training=training, parallel={"num_ranks": 2, "zero_stage": zero_stage})
-    result = drive(request, prepared=with_port(partial(tell_devices, folder=tmp_path)))
+    result = drive(request, options=with_port(partial(tell_devices, folder=tmp_path)))
     assert (result.status, result.applied_steps, result.device) == ("completed", 20, "cuda")
     for rank in range(2):
         facts: dict[str, Any] = json.loads((tmp_path / f"rank-{rank}.json").read_text())

@@ -64,3 +64,18 @@ class Slow:
 
         if runner.place.rank == self.rank:
             runner.engine.forward = slow
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """A rank finds, once its engine is built, that it cannot train here. `counter` counts the processes that found it."""
+
+    counter: str
+
+    def __call__(self, runner: Any) -> None:
+        """Refuse as any part of MEM does."""
+        from mem_core.domain.errors import EnvironmentUnfit
+
+        with Path(self.counter).open("a") as file:
+            file.write("x")
+        raise EnvironmentUnfit("no such kernel", field="model.dtype", value="float16", bound="float32", remedy="Set model.dtype: float32.")

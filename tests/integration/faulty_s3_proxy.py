@@ -17,20 +17,25 @@ HANG_S = 2.0
 
 
 class Proxy:
-    """Counts calls; the call number `at` (from 0), and with `repeat` as many after it, meet `fault`. `fired` says how often it did."""
+    """Counts calls; the call number `at` (from 0), and with `repeat` as many after it, meet `fault`. `fired` says how often it did.
+
+    With `only`, calls are counted whose path and query hold one of these texts, and no other.
+    """
 
     def __init__(self, upstream: str) -> None:
         self._upstream = upstream.removeprefix("http://")
         self._lock = threading.Lock()
         self.reset(-1, "500")
 
-    def reset(self, at: int, fault: Fault, repeat: int = 1) -> None:
+    def reset(self, at: int, fault: Fault, repeat: int = 1, only: tuple[str, ...] = ()) -> None:
         """Start counting anew."""
         with self._lock:
-            self.calls, self.fired, self.at, self.fault, self.repeat = 0, 0, at, fault, repeat
+            self.calls, self.fired, self.at, self.fault, self.repeat, self.only = 0, 0, at, fault, repeat, only
 
-    def next_fault(self) -> Fault | None:
+    def next_fault(self, path: str) -> Fault | None:
         with self._lock:
+            if self.only and not any(text in path for text in self.only):
+                return None
             number = self.calls
             self.calls += 1
             if self.at < 0 or not self.at <= number < self.at + self.repeat:
@@ -75,7 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def _handle(self) -> None:
-        fault = self.owner.next_fault()
+        fault = self.owner.next_fault(self.path)
         if fault == "short write":
             self.rfile.read(min(int(self.headers.get("Content-Length") or 0), 10))
             return self._reset()

@@ -13,7 +13,7 @@ from mem_core.domain.events import CheckpointJudged, Noted, SegmentEnded
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.domain.segment import OutOfMemory, SaveFailed
-from mem_core.testing.memory_faults import FailingLoad, fail_evaluation, fail_fork, fail_one_save, fired, leak
+from mem_core.testing.memory_faults import FailingLoad, fail_evaluation, fail_fork, fail_in_pieces, fail_one_save, fired, leak
 from mem_core.testing.ports import with_port
 
 pytestmark = pytest.mark.integration
@@ -101,6 +101,18 @@ def test_an_evaluation_that_does_not_fit_is_done_in_smaller_passes(drive: Drive,
     assert result.validation_loss == pytest.approx(clean.validation_loss, rel=1e-6)
     assert (result.restarts, result.ooms_fatal, result.memory.plan_changes) == (0, 0, ())
     assert digests(result) == digests(clean)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_device_whose_memory_is_in_pieces(times: int, drive: Drive, nano: Nano, tmp_path: Path, clean: RunResult) -> None:
+    """First a fresh process with another allocator and the same micro-batch, so the same bits; if that fails too, a smaller one."""
+    port = partial(fail_in_pieces, batch_index=13, times=times, folder=tmp_path)
+    result = drive(nano("pieces", training=TRAINING), options=with_port(port))
+    assert fired(tmp_path, "in-pieces") == times
+    assert (result.status, result.restarts, result.ooms_fatal) == ("completed", 1, 0)
+    assert sum("expandable_segments:True" in event.text for event in events(result, Noted)) == 1
+    assert len(result.memory.plan_changes) == times - 1
+    assert times == 2 or digests(result) == digests(clean)
 
 
 @pytest.mark.slow

@@ -10,12 +10,15 @@ import pytest
 from faulty_s3_proxy import Proxy
 from moto.server import ThreadedMotoServer
 
+from flows.commands.report import run_status_text
+from flows.commands.train import result_if_finished
 from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.errors import StoreUnavailable
-from mem_core.domain.events import Noted, PolicyDecided
+from mem_core.domain.events import Evaluated, Noted, PolicyDecided, SegmentStarted
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.infrastructure.settings import Settings
+from mem_core.testing.ports import Console
 
 pytestmark = pytest.mark.integration
 TRAINING = {"max_steps": 40, "segment_steps": 10, "global_batch_size": 4, "warmup_steps": 5}
@@ -122,6 +125,49 @@ def test_a_mirror_that_misbehaves_never_stops_training(
     again = drive(request, settings=machine(tmp_path / "other", moto))
     assert digests(again) == digests(result)
     assert "step 40 restored" in notes(tmp_path / "run")
+
+
+def test_a_mirror_that_is_behind_is_said_and_caught_up(
+    tmp_path: Path, moto: str, drive: Drive, nano: Callable[..., RuntimeRequest]
+) -> None:
+    """Uploads of steps 30 and 40 fail: exit 0 with a message; a lost disk resumes at 20 and names them."""
+    request = nano("run", training=TRAINING, checkpoint={"mirror": "s3://runs/behind"})
+    folder, proxy, console = tmp_path / "run", Proxy(moto), Console()
+    proxy.reset(0, "500", repeat=10_000, only=("step-000000030", "step-000000040"))
+    with proxy.serve() as endpoint:
+        result = drive(request, settings=machine(tmp_path / "home", endpoint), progress=console)
+    assert (result.status, result.exit_code, result.applied_steps) == ("completed", 0, 40)
+    assert result.mirror is not None
+    assert (result.mirror.at_step, result.mirror.of_step, result.mirror.missing_steps) == (20, 40, (30, 40))
+    for said in (result.message, console.text, run_status_text(folder), (folder / "report.html").read_text()):
+        assert "mirror at 20 of 40" in said
+    assert result_if_finished(folder, request) is None, "there is something left to do"
+    shutil.copytree(folder, tmp_path / "kept")
+    shutil.rmtree(folder)
+    elsewhere = Console()
+    again = drive(request, settings=machine(tmp_path / "other", moto), progress=elsewhere)
+    assert digests(again) == digests(result)
+    assert "steps 30, 40 had been proven, and no copy of that was found: going on from step 20" in elsewhere.text
+    assert (again.message, again.mirror and again.mirror.behind) == ("", False)
+
+
+def test_the_same_command_sends_what_the_mirror_lacks(tmp_path: Path, moto: str, drive: Drive, nano: Callable[..., RuntimeRequest]) -> None:
+    """No step is done again, and the engine is not even loaded."""
+    request = nano("run", training=TRAINING | {"max_steps": 20}, checkpoint={"mirror": "s3://runs/catch-up"})
+    proxy = Proxy(moto)
+    proxy.reset(0, "500", repeat=10_000, only=("step-000000020",))
+    with proxy.serve() as endpoint:
+        result = drive(request, settings=machine(tmp_path / "home", endpoint))
+    assert "mirror at 10 of 20" in result.message
+    caught_up = drive(request, settings=machine(tmp_path / "home", moto))
+    assert (caught_up.status, caught_up.message) == ("completed", "")
+    assert caught_up.mirror is not None
+    assert (caught_up.mirror.at_step, caught_up.mirror.behind) == (20, False)
+    assert digests(caught_up) == digests(result)
+    assert caught_up.validation_loss == result.validation_loss
+    starts = [line.attempt for line in read_journal(tmp_path / "run" / "journal") if isinstance(line.event, SegmentStarted | Evaluated)]
+    assert set(starts) == {1}
+    assert result_if_finished(tmp_path / "run", request) is not None
 
 
 def test_a_remote_store_that_is_away_is_said_at_once(tmp_path: Path, drive: Drive, nano: Callable[..., RuntimeRequest]) -> None:

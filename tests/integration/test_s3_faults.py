@@ -20,7 +20,7 @@ from mem_core.infrastructure.storage.port import Unfinished
 from mem_core.infrastructure.storage.retrying import RetryPolicy
 from mem_core.runtime.checkpoint_manager import Mirror, resume_point
 from mem_core.runtime.session.opening.orphans import orphan_findings
-from mem_core.testing.checkpoint_run import SHARDS, Run, proven
+from mem_core.testing.checkpoint_run import SHARDS, Run, draft, proven, stage
 
 pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.timeout(600)]
 SECRET = "dummy-secret-for-tests"
@@ -201,3 +201,23 @@ def test_multipart_upload_with_faults_is_proven(remote: Remote, tmp_path: Path) 
             store.get_file("big", tmp_path / "back")
             assert (tmp_path / "back").read_bytes() == big.read_bytes()
             assert len(remote.client().list_multipart_uploads(Bucket=bucket).get("Uploads", [])) <= 1, f"{kind} at {at}"
+
+
+def test_an_upload_whose_first_reply_was_lost_is_not_left_behind_by_the_last_attempt(remote: Remote, tmp_path: Path) -> None:
+    """The store began a multipart upload that nobody here knows of: it is billed for ever unless this attempt removes it at its end."""
+    run = Run(tmp_path / "demo")
+    manager = run.attempt(1)
+    staging = stage(manager, 1)
+    (staging / SHARDS[0]).write_bytes(bytes(range(256)) * (17 << 12))
+    manager.commit(1, staging, draft(1))
+    bucket = remote.bucket()
+    mirror = mirror_of(remote.store(bucket))
+    remote.proxy.reset(0, "lost reply", only=("?uploads",))
+    mirror.push(manager.path_of(1))
+    assert remote.proxy.fired == 1
+    remote.proxy.reset(-1, "500")
+    assert len(remote.client().list_multipart_uploads(Bucket=bucket).get("Uploads", [])) == 1
+    assert mirror_of(remote.store(bucket)).abandon_unfinished() == 0, "an attempt that never began here owns nothing"
+    assert mirror.abandon_unfinished() == 1
+    assert remote.client().list_multipart_uploads(Bucket=bucket).get("Uploads", []) == []
+    assert mirror.available()[0].step == 1

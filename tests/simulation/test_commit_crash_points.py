@@ -1,8 +1,9 @@
 """I4 by exhaustion: the machine dies at every changing storage call of stage, commit, validate, rotate and takeover.
 
-Bytes that were not synced are lost, in five ways.
+Bytes that were not synced are lost, in five ways. The journal's lines are durable one by one, and what is found is held against them.
 
-Three mutants of the protocol (no fsync, no digest check, delete before validate) must be caught by the same checker.
+Mutants of the protocol (no fsync, no digest check, delete before validate, manifests that the journal was not told of before they could
+be seen) must be caught by the same checker.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from mem_core.core.run.belonging import CheckpointWords
 from mem_core.domain.checkpoint import (
     CheckpointDraft,
     CheckpointExpectation,
@@ -22,7 +24,7 @@ from mem_core.domain.checkpoint import (
     TrainingPosition,
 )
 from mem_core.domain.errors import NoValidCheckpoint
-from mem_core.domain.events import Event
+from mem_core.domain.events import CheckpointSealed, Event
 from mem_core.domain.request import CheckpointSection
 from mem_core.infrastructure.storage.disk import Disk, remove_tree
 from mem_core.runtime.checkpoint_manager import CheckpointManager
@@ -33,6 +35,7 @@ from mem_core.testing.checkpoint_run import manager_of
 from mem_core.testing.memory_disk import LOSSES, CrashAt, Crashed, Loss, MemoryDisk
 
 RUN = Path("/store/demo")
+BIRTH = {"training.seed": 0, "data": "d", "model": "m"}
 SHARDS = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt")
 
 
@@ -43,6 +46,7 @@ class Protocol:
     disk: type[MemoryDisk] = MemoryDisk
     check_digests: bool = True
     delete_before_validate: bool = False
+    announce: bool = True
 
 
 @dataclass
@@ -53,6 +57,10 @@ class History:
     proven: int = 0
     condemned: set[int] = field(default_factory=set)
     events: list[Event] = field(default_factory=list)
+
+    def later(self) -> "History":
+        """The same promises and the same journal, for whoever starts next."""
+        return History(self.committed, self.proven, set(self.condemned), list(self.events))
 
     @property
     def promised(self) -> int:
@@ -83,10 +91,17 @@ def judge(disk: Disk, check_digests: bool, folder: Path, manifest: CheckpointMan
 
 
 def open_manager(disk: MemoryDisk, attempt: int, history: History, protocol: Protocol, key: bytes | None = None) -> CheckpointManager:
-    scope = CheckpointScope(RUN, "demo", attempt, CheckpointSection(keep_last=1), CheckpointExpectation(num_ranks=1, zero_stage=1))
+    scope = CheckpointScope(RUN, "demo", attempt, CheckpointSection(keep_last=1), CheckpointExpectation(num_ranks=1, zero_stage=1), BIRTH)
+    words = CheckpointWords(history.events)
+
+    def emit(event: Event) -> None:
+        if protocol.announce or not isinstance(event, CheckpointSealed):
+            history.events.append(event)
+            words.add(event)
+
     return manager_of(
-        scope, functools.partial(judge, disk, protocol.check_digests),
-        emit=history.events.append, clock=lambda: 0.0, disk=disk, scan=lambda path: (), signature_key=key,
+        scope, functools.partial(judge, disk, protocol.check_digests), emit=emit, words=words, disk=disk, scan=lambda path: (),
+        clock=lambda: float(len(history.events)), signature_key=key,  # a step that is saved again has another manifest
     )  # fmt: skip
 
 
@@ -178,7 +193,7 @@ def violations(protocol: Protocol, losses: tuple[Loss, ...] = LOSSES, damage: bo
         disk, history, crashed = crash(point, protocol)
         for loss in losses:
             survivor = disk.after_crash(loss)
-            promised = History(history.committed, history.proven, set(history.condemned))
+            promised = history.later()
             if damage:
                 rot_newest(survivor, promised)
             found = violation(survivor, promised, protocol)
@@ -222,11 +237,11 @@ def test_crash_during_recovery_from_a_crash(loss: Loss) -> None:
             hook = CrashAt(second)
             survivor.before = hook
             with contextlib.suppress(Crashed, NoValidCheckpoint):
-                open_manager(survivor, 8, History(), Protocol()).newest_valid()
+                open_manager(survivor, 8, again := history.later(), Protocol()).newest_valid()
             if not hook.crashed:
                 break
             survivor.before = None
-            found = violation(survivor.after_crash(loss), History(history.committed), Protocol())
+            found = violation(survivor.after_crash(loss), again, Protocol())
             if found:
                 broken.append(f"points {point}, {second}: {found}")
         else:
@@ -241,6 +256,7 @@ def test_crash_during_recovery_from_a_crash(loss: Loss) -> None:
         pytest.param(Protocol(disk=NoFolderSync), False, id="no fsync of folders"),
         pytest.param(Protocol(check_digests=False), True, id="no digest check"),
         pytest.param(Protocol(delete_before_validate=True), False, id="delete before validate"),
+        pytest.param(Protocol(announce=False), False, id="no word before it is seen"),
     ],
 )
 def test_mutants_are_caught(mutant: Protocol, damage: bool) -> None:
@@ -256,6 +272,6 @@ def test_signed_checkpoints_survive_crashes_as_well() -> None:
     manager = open_manager(disk, 1, history, Protocol(), key=b"k")
     save(disk, manager, 1, history, Protocol())
     survivor = disk.after_crash("strict")
-    newest = open_manager(survivor, 2, history, Protocol(), key=b"k").newest_valid()
+    newest = open_manager(survivor, 2, history.later(), Protocol(), key=b"k").newest_valid()
     assert newest is not None
     assert newest.step == 1

@@ -17,6 +17,7 @@ BANNED = {
     "time.clock_settime": "the clock belongs to the machine",
 }
 MAY_PRINT = {
+    "mem_core/runtime/deepspeed/programs/probe_engine.py": "a program: its one line is read by the doctor",
     "mem_core/runtime/deepspeed/programs/build_ops.py": "a program: its lines are read by the prepare step",
     "mem_core/runtime/memory/adaptive_memory.py": "runs in a rank process, whose standard output is its log",
     "mem_core/testing/driver.py": "a program: its line is read by the test that started it",

@@ -15,7 +15,7 @@ from source_tree import INSTALLED, ROOT, modules, python_files, tracked_files, t
 import mem_core.domain.errors as errors
 import mem_core.domain.request as request
 
-FLOWS = ("endurance", "finetune", "restore_drill", "doctor", "chaos_drill")
+FLOWS = ("endurance", "finetune", "restart", "restore_drill", "doctor", "chaos_drill")
 ERRORS = {
     "MemError": None, "RequestError": 64, "DataError": 66, "EnvironmentUnfit": 69, "InternalError": 70, "StoreUnavailable": 73,
     "NoValidCheckpoint": 74, "Interrupted": 75, "RunHeld": 76, "MemoryExhausted": 78, "NoProgress": 79, "PolicyRefused": 80,
@@ -88,7 +88,9 @@ def entrypoints() -> list[str]:
 
 
 def test_every_address_that_is_written_as_text_exists() -> None:
-    assert [f"{where} {address}" for where, address in written_addresses() if not exists(address)] == []
+    """A test that needs an address which does not exist says `nothing` in it."""
+    missing = [f"{where} {address}" for where, address in written_addresses() if not exists(address)]
+    assert [line for line in missing if "nothing" not in line.split(".")] == []
 
 
 def test_the_search_finds_what_is_started() -> None:

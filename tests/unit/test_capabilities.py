@@ -312,6 +312,7 @@ def test_a_step_of_the_ladder_is_offered_only_where_it_can_be_gone() -> None:
     assert [bool(offload(stages[stage], SEVEN_B, "cuda")) for stage in stages] == [False, True, True]
     assert offload(stages[1], SEVEN_B, "cpu") == ()
     assert adapters(stages[1], SEVEN_B) == ()
+    assert len(offload(stages[1], MIXED, "cuda")) == 1, "a run that goes on without its model's added loss keeps its ladder"
 
 
 def test_no_text_promises_a_version_to_come() -> None:

@@ -6,10 +6,13 @@ from typing import Any
 import pytest
 import torch
 
+from mem_core.core.memory.diagnosis import failed_in_pieces
 from mem_core.core.memory.ladder import MicroBatch
 from mem_core.domain.segment import Evidence, OutOfMemory, SaveFailed, WorkerError, WorkerLost
 from mem_core.runtime.ranks.worker.classify import classify, classify_death, memory_kind
+from mem_core.testing.memory_faults import IN_PIECES
 
+GIB = 2**30
 CPU_ALLOCATOR = (
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 16777216 bytes. "
     "Error code 12 (Cannot allocate memory)"
@@ -60,6 +63,18 @@ def test_other_failures() -> None:
     """A full disk in a save is a failed save; anything else is an error in the worker."""
     assert isinstance(classify(OSError(errno.ENOSPC, "No space left"), 0, "save", 3), SaveFailed)
     assert isinstance(classify(ValueError("shape"), 0, "forward", 3), WorkerError)
+
+
+def test_a_failed_allocation_with_room_in_pieces_is_fragmentation() -> None:
+    """What torch says of the device is kept as numbers; gigabytes that are reserved and unused are told from a pass too large."""
+    failure = classify(torch.OutOfMemoryError(IN_PIECES), 0, "forward", 7, failed=MicroBatch(4, 2_048))
+    seen = failure.evidence
+    assert (seen.used_bytes, seen.reserved_bytes, seen.limit_bytes) == (round(12.3 * GIB), round(22.3 * GIB), round(23.64 * GIB))
+    assert failed_in_pieces(failure)
+    full = IN_PIECES.replace("12.30 GiB is allocated", "22.10 GiB is allocated").replace("10.00 GiB is reserved", "205.00 MiB is reserved")
+    assert not failed_in_pieces(classify(torch.OutOfMemoryError(full), 0, "forward", 7))
+    assert not failed_in_pieces(classify(torch.OutOfMemoryError("CUDA out of memory."), 0, "forward", 7))
+    assert not failed_in_pieces(classify(RuntimeError(CPU_ALLOCATOR), 0, "forward", 7))
 
 
 def death(**values: Any) -> Evidence:

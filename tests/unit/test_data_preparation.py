@@ -147,7 +147,7 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
         os.seteuid(65_534)
     try:
         with pytest.raises(DataError, match="cannot be read: Permission denied"):
-            resolve_files([str(path)], "auto", "data.train")
+            resolve_files([str(path)], DataSection(), "data.train")
     finally:
         if root:
             os.seteuid(0)

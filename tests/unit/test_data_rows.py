@@ -1,9 +1,14 @@
 """Row checks: each kind of bad row, with its physical line and reason (field reports 124, 126, 128)."""
 
+import io
+import json
+from typing import Any
+
 import pytest
 
 from mem_core.domain.request import DataSection
-from mem_core.runtime.data.reading.rows import BadRow, Document, check_rows
+from mem_core.runtime.data.reading.formats import foreign_format
+from mem_core.runtime.data.reading.rows import BadRow, Document, FileRefused, check_rows
 
 TEXT = DataSection()
 PAIR = DataSection(prompt_field="prompt", completion_field="completion")
@@ -11,7 +16,7 @@ CHAT = DataSection(messages_field="messages")
 
 
 def check(raw: bytes, data: DataSection = TEXT) -> list[Document | BadRow | None]:
-    return [item for _, _, item in check_rows(raw.splitlines(keepends=True), data)]
+    return [item for _, _, item in check_rows(io.BytesIO(raw), data)]
 
 
 REASONS = [
@@ -79,3 +84,98 @@ def test_what_is_fine() -> None:
     assert check(b'{"prompt": "", "completion": "b"}', PAIR) == [Document("b", prompt="")]
     messages = [{"role": "user", "content": "hi"}]
     assert check(b'{"messages": [{"role": "user", "content": "hi"}]}', CHAT) == [Document(messages=messages)]
+
+
+TURNS = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+NO_CONTENT = {"role": "assistant", "content": None, "tool_calls": [{}]}
+IN_PARTS = {"role": "user", "content": [{"type": "text", "text": "q"}]}
+SHAREGPT = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
+HINTS = [
+    ({"instruction": "i", "input": "", "output": "o"}, "Alpaca rows: set data.prompt_field to instruction and data.completion_field to"),
+    ({"instruction": "i", "input": "x", "output": "o"}, "their 'input' is not read, join it to the instruction first"),
+    ({"conversations": SHAREGPT}, "These are ShareGPT conversations, whose turns have 'from' and 'value': write them as turns"),
+    ({"prompt": "p", "chosen": "c", "rejected": "r"}, "(DPO), which cannot be trained on as pairs yet: data.prompt_field: prompt with"),
+    ({"chosen": TURNS, "rejected": TURNS}, "data.messages_field: chosen trains on the chosen ones alone"),
+    ({"messages": TURNS}, "These are chats: set data.messages_field to messages"),
+    ({"conversations": TURNS}, "These are chats: set data.messages_field to conversations"),
+    ({"prompt": "p", "completion": "c"}, "set data.prompt_field to prompt and data.completion_field to completion"),
+    ({"question": "p", "answer": "c"}, "set data.prompt_field to question and data.completion_field to answer"),
+    ({"content": "some text", "id": 7}, "Their text stands in 'content': set data.text_field to it"),
+    ({"Text": "some text"}, "set data.text_field to it"),
+    ({"a": "x", "b": "y"}, ""),
+    ({"id": 1}, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "hint"), HINTS)
+def test_rows_of_a_known_kind_name_the_setting_that_fits(row: dict[str, object], hint: str) -> None:
+    (item,) = check(json.dumps(row).encode())
+    assert isinstance(item, BadRow)
+    assert hint in item.hint
+    assert bool(hint) == bool(item.hint)
+
+
+def chat(messages: list[Any], **more: object) -> bytes:
+    return json.dumps({"messages": messages, **more}).encode()
+
+
+REFUSED = [
+    (TEXT, b'[\n  {"text": "a"},\n  {"text": "b"}\n]\n', 1, "one JSON array, where one object a line is due"),
+    (TEXT, b'[{"text": "a"}, {"text": "b"}]', 1, "one JSON array"),
+    (TEXT, b'\n[{"text": "a"},\n{"text": "b"}]', 2, "one JSON array"),
+    (TEXT, b'{\n  "text": "a"\n}\n', 1, "JSON in several lines"),
+    (TEXT, b'{"text": "a"}\r{"text": "b"}\r{"text": "c"}\r', 1, "3 rows in one line: lines end with a lone carriage return"),
+    (TEXT, b'{"text": "ok"}\n{"text": "a"}\r{"text": "b"}', 2, "2 rows in one line"),
+    (CHAT, chat(TURNS, tools=[{"name": "f"}]), 1, "the chat comes with 'tools', which is not supported yet"),
+    (CHAT, chat([*TURNS, NO_CONTENT]), 1, "message 2 calls tools"),
+    (CHAT, chat([IN_PARTS]), 1, "message 0 is a list of parts"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "raw", "line", "what"), REFUSED)
+@pytest.mark.parametrize("on_bad_row", ["fail", "skip"])
+def test_what_no_count_of_bad_rows_would_tell_is_refused(data: DataSection, raw: bytes, line: int, what: str, on_bad_row: str) -> None:
+    """Also where bad rows are skipped: fifty rows must not pass for one, nor a chat without its tools for a chat."""
+    with pytest.raises(FileRefused) as caught:
+        check(raw, data.model_copy(update={"on_bad_row": on_bad_row}))
+    assert (caught.value.line, what in caught.value.what) == (line, True)
+    assert all(isinstance(item, Document | BadRow | None) for _, _, item in check_rows(io.BytesIO(raw), data, 1))
+
+
+@pytest.mark.parametrize("tools", [None, []])
+def test_empty_tools_are_no_tools(tools: object) -> None:
+    assert check(json.dumps({"messages": TURNS, "tools": tools}).encode(), CHAT) == [Document(messages=TURNS)]
+
+
+def test_a_bad_first_line_is_a_bad_row_like_any_other() -> None:
+    first, second = check(b'id,text\n{"text": "fine"}\n')
+    assert isinstance(first, BadRow)
+    assert second == Document("fine")
+
+
+@pytest.mark.parametrize(
+    ("head", "what"),
+    [
+        (b"\x28\xb5\x2f\xfd" + b"x" * 20, "zstd-compressed"),
+        (b"\xfd7zXZ\x00" + b"x" * 20, "xz-compressed"),
+        (b"\x1f\x8b\x08", "gzip-compressed"),
+        (b"BZh91AY&SY", "bzip2-compressed"),
+        (b"PK\x03\x04", "a zip archive"),
+        (b"PAR1\x15\x04\x15\x00", "a Parquet file"),
+        ("some text".encode("utf-16"), "UTF-16 text"),
+        ('{"text": "größer"}'.encode("utf-16-le"), "UTF-16LE text"),
+        ('{"text": "größer"}'.encode("utf-16-be"), "UTF-16BE text"),
+        ("some text".encode("utf-32"), "UTF-32 text"),
+        (b"a/b.txt" + bytes(250) + b"ustar", "a tar archive"),
+    ],
+)  # fmt: skip
+def test_files_of_another_kind_are_called_by_name(head: bytes, what: str) -> None:
+    found = foreign_format(head)
+    assert found is not None
+    assert found.what == what
+    assert found.remedy
+
+
+@pytest.mark.parametrize("text", ["", "a", "PAR1 for the course", "BZh is no word", "größer 漢字", '{"text": "a"}', "\ufeffmarked", "7z x"])
+def test_text_is_no_other_kind(text: str) -> None:
+    assert foreign_format(text.encode()) is None

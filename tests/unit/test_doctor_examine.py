@@ -146,6 +146,15 @@ def test_batch_arithmetic_is_explained() -> None:
     assert "8 sequences = 2 ranks x 2 rows x 2 micro-batches" in found(report, "batch").observed
 
 
+@pytest.mark.parametrize(("warmup_steps", "said"), [(300, True), (201, True), (200, False), (0, False)])
+def test_a_warm_up_that_the_run_never_leaves_is_a_notice(warmup_steps: int, said: bool) -> None:
+    report = examine(request(training={"max_steps": 200, "warmup_steps": warmup_steps}))
+    notices = [finding for finding in report.findings if finding.check == "schedule"]
+    assert [finding.severity for finding in notices] == (["notice"] if said else [])
+    assert all(f"{warmup_steps}" in finding.observed and "200 steps" in finding.observed for finding in notices)
+    assert error_of(report) is None
+
+
 def test_disk_too_small_for_the_checkpoints_is_exit_73_with_numbers() -> None:
     big = NANO.model_copy(update={"num_parameters": 135_000_000})
     small_disk = FolderObservation(path="/runs", total_bytes=10 * GIB, free_bytes=5 * GIB, free_inodes=10**6)
@@ -328,3 +337,12 @@ def test_the_text_names_every_finding_worst_first_and_ends_with_the_verdict() ->
     assert lines[-1].startswith("This cannot run here: 1 check failed")
     assert render_report(examine()).splitlines()[-1] == "Ready to run."
     assert max(len(line) for line in lines) <= 120
+
+
+def test_a_home_that_cannot_be_written_is_named_and_ends_with_69() -> None:
+    report = examine(seen=machine(home="/home/x/.cache/mem", home_problem="Read-only file system at /home/x"))
+    finding = found(report, "home")
+    assert (code(report), finding.exit_code) == (69, 69)
+    assert "/home/x/.cache/mem cannot be used: Read-only file system" in finding.observed
+    assert "MEM_HOME" in finding.remedy
+    assert not [finding for finding in examine().findings if finding.check == "home"]

@@ -63,20 +63,25 @@ def test_spikes_do_not_make_it_oscillate(device: float) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_fragmentation_is_released_and_not_shrunk(device: float) -> None:
-    """Reserved memory that tensors do not use is no reason for a smaller micro-batch."""
-    tight = world(device, fixed_bytes=lambda step: 0.53 * device, fragmented_bytes=lambda step: 0.25 * device if step > 100 else 0)
-    outcome = run(tight, 1_000)
-    assert outcome.actions() == [] or outcome.actions()[0] != "release" or outcome.plans[-1] == FIRST
-    fragmented = run(
-        world(
-            device,
-            fixed_bytes=lambda step: (0.45 if step < 100 else 0.52) * device,
-            fragmented_bytes=lambda step: 0.25 * device if step >= 100 else 0,
-        ),
-        1_000,
-    )
-    assert fragmented.actions() == ["release"]
-    assert fragmented.plans[-1] == FIRST
+    """Reserved memory that tensors do not use is no reason for a smaller micro-batch: said once, released, the plan stays."""
+    fragmented = world(device, fixed_bytes=lambda step: 0.32 * device, fragmented_bytes=lambda step: 0.25 * device if step >= 100 else 0.0)
+    outcome = run(fragmented, 1_000)
+    assert outcome.ooms == []
+    assert [(step, decision.action, decision.cause) for step, decision in outcome.decisions] == [(100, "release", "fragmentation")]
+    assert outcome.plans[-1] == FIRST
+
+
+def test_fragmentation_as_read_on_a_device_of_24_gb() -> None:
+    """Used 12.3, reserved 22.3, limit 23.6 GiB: diagnosed. Reserved for tensors, or far from the limit: it is not."""
+
+    def cause(used: float, reserved: float, limit: float = 23.6) -> str:
+        seen = StepReading(0, MicroBatch(4, 2_048), int(used * GIB), int(used * GIB), int(limit * GIB), "device", int(reserved * GIB))
+        return diagnose((seen,))
+
+    assert cause(12.3, 22.3) == "fragmentation"
+    assert cause(21.9, 22.3) == "size"
+    assert cause(6.0, 12.0) == "size"
+    assert cause(12.3, 0.0) == "size"
 
 
 @pytest.mark.parametrize("device", DEVICES)

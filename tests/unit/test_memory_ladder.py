@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from mem_core.core.memory.fit import exhausted_remedy, ways_out
 from mem_core.core.memory.ladder import MicroBatch, PlanBounds, can_shrink, largest_micro_batch, merge_changes, shrink_plan
 from mem_core.core.memory.model import PeakLine, PeakSample, fit_line
-from mem_core.core.memory.start import Limit, Needs, could_bind, room_for_activations, starting_plan
+from mem_core.core.memory.start import Limit, Needs, could_bind, moments_to_come, room_for_activations, starting_plan
 from mem_core.domain.environment import ModelNumbers
 from mem_core.domain.plan import MemoryPlan, MemoryPlanChange, plan_at
 from mem_core.domain.request import RuntimeRequest
@@ -143,6 +143,28 @@ def test_room_is_what_the_tightest_moment_leaves() -> None:
     assert room == pytest.approx((0.88 * 10 - 6) / 2 * GIB)
     tighter = room_for_activations(limit, Needs(to_come=GIB, gradients=0, step=GIB, retained=1.0), 0.9)
     assert tighter == pytest.approx(room - GIB)
+
+
+@pytest.mark.parametrize(
+    ("stage", "dtype", "applied", "offloaded", "expected"),
+    [
+        (0, "float32", 0, False, 300), (1, "float32", 0, False, 200), (2, "float32", 0, False, 200), (3, "float32", 0, False, 200),
+        (0, "bfloat16", 0, False, 200), (1, "float32", 7, False, 0), (1, "float32", 0, True, 0),
+    ],
+)  # fmt: skip
+def test_the_first_update_allocates_the_moments(stage: int, dtype: str, applied: int, offloaded: bool, expected: int) -> None:
+    """At every stage, and only once; the master copy is there with the engine."""
+    assert moments_to_come(300, stage=stage, dtype=dtype, applied_steps=applied, offloaded=offloaded) == expected
+
+
+def test_the_first_plan_leaves_room_for_the_moments() -> None:
+    """llama-small with 3 GiB, as read: 545 MiB used, 99 MiB weights. Passes that were allowed without the moments would pass the mark."""
+    gradients, optimizer, transient = 103_581_696, 310_745_088, 207_163_392
+    limit = Limit("memory.budget", 545 * 2**20, 545 * 2**20, 3 * GIB)
+    to_come = moments_to_come(optimizer, stage=1, dtype="float32", applied_steps=0, offloaded=False)
+    room = room_for_activations(limit, Needs(to_come, gradients, transient, 0.6), 0.9)
+    assert limit.used_bytes + to_come + gradients + room <= 0.9 * limit.limit_bytes
+    assert limit.used_bytes + to_come + gradients + transient + 0.6 * room <= 0.9 * limit.limit_bytes
 
 
 def test_nothing_is_measured_where_nothing_can_bind() -> None:

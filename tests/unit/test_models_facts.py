@@ -80,7 +80,7 @@ def test_a_url_folder_is_fetched_once(folder: Path, tmp_path: Path) -> None:
         assert facts == describe_model(str(folder))
         fetched = local_model_folder("memory://mem-model", tmp_path / "cache")
         assert sorted(path.name for path in fetched.iterdir()) == ["config.json", "model.safetensors"]
-        assert [fetched] == list((tmp_path / "cache").iterdir()), "one folder, no leftovers"
+        assert [fetched] == [path for path in (tmp_path / "cache").iterdir() if path.is_dir()], "one folder, no leftovers"
     finally:
         fs.rm("/mem-model", recursive=True)
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from mem_core.core.recovery.failure_count import FailureCount
 from mem_core.core.recovery.mem_orchestrator import BACK_OFF_S, Action, Finish, GiveUp, MemOrchestrator, Pause, Progress, Retry, Train
-from mem_core.domain.errors import InternalError, MemError, MemoryExhausted, NoProgress, StoreUnavailable
+from mem_core.domain.errors import InternalError, MemError, MemoryExhausted, NoProgress, NoValidCheckpoint, StoreUnavailable
 from mem_core.domain.segment import (
     Evidence,
     Hung,
@@ -214,3 +215,63 @@ def test_fail_means_at_once_and_names_the_samples() -> None:
     """For those who would rather look first."""
     error = error_of(next_action(progress(), FAILURES[2], limits(on_non_finite="fail")))
     assert "samples [4, 2]" in str(error)
+
+
+def test_memory_in_pieces_is_tried_again_with_the_same_micro_batch_and_then_with_less() -> None:
+    """Fragmentation: once a fresh process with another allocator, then the ladder; also where adaptation is off."""
+    failure = OutOfMemory(memory="device", evidence=AT_STEP)
+    for orchestrator in (LIMITS, limits(memory_mode="fixed")):
+        action = next_action(progress(can_defragment=True, can_shrink=False, same_batch_failures=2), failure, orchestrator)
+        assert isinstance(action, Retry)
+        assert (action.shrink, action.defragment) == (False, True)
+    again = next_action(progress(failures_without_progress=2), failure, LIMITS)
+    assert isinstance(again, Retry)
+    assert (again.shrink, again.defragment) == (True, False)
+
+
+# -- a checkpoint that cannot be loaded ----------------------------------------------------------------------------------------
+
+LOADING = Evidence(rank=0, phase="restore", restoring_step=30, exception="KeyError: 'ds_config'")
+UNLOADED: tuple[tuple[SegmentFailure, int], ...] = (
+    (WorkerError(evidence=LOADING), 2),
+    (WorkerLost(cause="SIGKILL", evidence=LOADING), 3),
+    (Hung(waited_s=3.0, evidence=LOADING), 3),
+    (OutOfMemory(memory="host", evidence=LOADING), 3),
+)
+
+
+@pytest.mark.parametrize(("failure", "bound"), UNLOADED, ids=lambda value: getattr(value, "kind", ""))
+def test_a_checkpoint_that_fails_to_load_again_and_again_gives_way_to_an_older_one(failure: SegmentFailure, bound: int) -> None:
+    """An error once more; what comes from outside twice more. The bound on restarts does not count here: checkpoints are few."""
+    for loads in range(1, bound + 1):
+        action = next_action(progress(failed_loads=loads, can_fall_back=True, failures_without_progress=50), failure, LIMITS)
+        assert isinstance(action, Retry)
+        assert action.set_aside_step == (30 if loads == bound else None)
+        assert not action.shrink
+
+
+def test_where_no_older_one_is_left_an_error_is_no_valid_checkpoint() -> None:
+    """Exit 74, with those that were tried, and nothing moved: other versions of the libraries look the same."""
+    failure = WorkerError(evidence=LOADING)
+    assert isinstance(next_action(progress(failed_loads=1), failure, LIMITS), Retry)
+    error = error_of(next_action(progress(failed_loads=2, passed_over=(40, 50)), failure, LIMITS))
+    assert isinstance(error, NoValidCheckpoint)
+    for words in ("step 30", "steps 40, 50", "ds_config", "Nothing was moved"):
+        assert words in str(error)
+
+
+def test_a_death_while_the_only_checkpoint_loads_is_bounded_as_any_other() -> None:
+    """It says nothing against the checkpoint."""
+    failure = WorkerLost(cause="SIGKILL", evidence=LOADING)
+    assert isinstance(next_action(progress(failed_loads=3, failures_without_progress=3), failure, LIMITS), Retry)
+    assert isinstance(error_of(next_action(progress(failed_loads=4, failures_without_progress=4), failure, LIMITS)), NoProgress)
+
+
+def test_failed_loads_are_counted_in_a_row_and_forgiven_once_passed_over() -> None:
+    """A load that went well in between begins the count anew; what a bad checkpoint cost is not held against the run."""
+    count = FailureCount()
+    for failure in (WorkerError(evidence=LOADING), FAILURES[0], WorkerError(evidence=LOADING), WorkerError(evidence=LOADING)):
+        count.failed(failure, counts=True)
+    assert (count.without_progress, count.loads) == (4, {30: 2})
+    count.passed_over(30)
+    assert (count.without_progress, count.loads) == (2, {})

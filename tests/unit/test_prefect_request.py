@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from flows.endurance_flow import endurance
-from flows.finetune_flow import finetune, finetune_request
+from flows.finetune_flow import derived_fields, finetune, finetune_request
 from flows.flow_request import refuse_relative_store, settled_request
 from flows.server.serve import AUTOMATIONS_FILE, DEPLOYMENTS_FILE, load_flow, read_deployments, to_deployment
+from mem_core.core.run.reconcile import reconcile
 from mem_core.domain.errors import RequestError
 from mem_core.domain.request import RuntimeRequest
 
@@ -69,6 +70,19 @@ def test_fine_tuning_parameters_become_a_request_with_ten_checkpoints() -> None:
         finetune_request(**{**finetune_values(), "learning_rate": 99})
 
 
+def test_a_fine_tuning_run_goes_on_with_more_steps_on_the_warm_up_of_its_birth() -> None:
+    """The tenth of more steps is another warm-up, which nobody asked for; one that was asked for is held to what it was."""
+    born = finetune_request(**finetune_values())
+    more = finetune_request(**{**finetune_values(), "max_steps": 900})
+    assert (born.training.warmup_steps, more.training.warmup_steps) == (20, 90)
+    going_on = reconcile(born, more, as_born=derived_fields({}))
+    assert (going_on.training.warmup_steps, going_on.training.max_steps, going_on.training.segment_steps) == (20, 900, 90)
+    overrides = {"training.warmup_steps": 7}
+    asked = settled_request(more, overrides, deployed=True, start_unix_s=0.0)
+    with pytest.raises(RequestError, match=r"training.warmup_steps: .*born with 20"):
+        reconcile(born, asked, as_born=derived_fields(overrides))
+
+
 def test_every_deployment_can_be_served_as_the_file_says() -> None:
     entries = {entry["name"]: entry for entry in read_deployments(DEPLOYMENTS_FILE)}
     assert {"endurance", "finetune", "chaos-drill", "restore-drill", "doctor"} <= set(entries)
@@ -77,7 +91,7 @@ def test_every_deployment_can_be_served_as_the_file_says() -> None:
         assert deployment.name == name
         assert deployment.entrypoint == entry["entrypoint"]
         assert deployment.parameters == entry["parameters"]
-        assert deployment.concurrency_limit == 1
+        assert deployment.concurrency_limit == (1 if name != "restart" else None), "a guard that waits restarts nobody"
         assert [schedule.active for schedule in deployment.schedules or ()] == [False for _ in entry.get("schedules", ())]
         assert load_flow(entry["entrypoint"]).description, "the UI shows what a flow does"
 
@@ -85,5 +99,7 @@ def test_every_deployment_can_be_served_as_the_file_says() -> None:
 def test_the_stores_of_the_shipped_deployments_are_no_relative_ones() -> None:
     for entry in read_deployments(DEPLOYMENTS_FILE):
         parameters = entry["parameters"]
+        if entry["name"] == "restart":
+            continue  # it trains nothing
         refuse_relative_store(parameters.get("store") or parameters["request"]["store"])
     assert AUTOMATIONS_FILE.exists()

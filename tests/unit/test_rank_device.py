@@ -138,3 +138,12 @@ def test_ranks_of_one_machine_have_a_device_each_and_one_meeting_point(tmp_path:
     assert len({place.meeting for place in places}) == len({place.board_path for place in places}) == 1
     assert len({place.heartbeat_path for place in places}) == 4
     assert {local_place(tmp_path, "cpu", rank, 4).device for rank in range(4)} == {"cpu"}
+
+
+def test_a_setting_of_the_allocator_reaches_torch() -> None:
+    """The device hands it on; the host has none and lets it pass. This torch knows the setting by that name."""
+    asked: list[str] = []
+    CudaDevice(1, FakeCuda(), asked.append).set_allocator("expandable_segments:True")
+    assert asked == ["expandable_segments:True"]
+    CpuDevice().set_allocator("expandable_segments:True")
+    assert callable(torch._C._accelerator_setAllocatorSettings)

@@ -107,7 +107,7 @@ def test_a_pipe_that_a_shell_holds_open_is_read_and_any_other_is_refused(tmp_pat
     assert load_request(f"/dev/fd/{reading}").run_id == "demo"
     os.close(reading)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(RequestError, match="it is a pipe"):
+    with pytest.raises(RequestError, match="it is a named pipe"):
         load_request(str(tmp_path / "pipe"))
 
 

@@ -9,12 +9,14 @@ import pytest
 from mem_core.core.run.fold import RunFold, fold_result, fold_state
 from mem_core.domain.environment import EnvironmentReport, MemoryBudget
 from mem_core.domain.events import (
+    CheckpointMirrored,
     CheckpointRemoved,
     DoctorReported,
     Evaluated,
     FaultMet,
     OomAbsorbed,
     Recovered,
+    Resumed,
     SegmentEnded,
     SegmentStarted,
     TimeSpent,
@@ -111,15 +113,38 @@ def test_checkpoints_by_fate() -> None:
     assert (counts.written, counts.validated, counts.rejected, counts.kept) == (4, 3, 1, 2)
 
 
-def test_time_between_attempts_is_restart_after_a_kill_and_idle_after_an_orderly_end() -> None:
+def test_time_between_attempts_is_restart_after_a_kill_and_nobodys_after_an_orderly_end() -> None:
     builder = JournalBuilder().start().segment(0, 0, 100)
     builder.add(SegmentStarted(segment_index=1, from_step=100, until_step=200), after_s=4)
     builder.start(resumed_step=100, after_s=6).segment(1, 100, 200).end("interrupted", 75)
     builder.start(resumed_step=200, after_s=100).segment(2, 200, 300).end()
     goodput = fold_result(builder.lines).goodput
-    assert goodput.seconds == pytest.approx({"productive": 30, "restart": 10, "idle": 100})
+    assert goodput.seconds == pytest.approx({"productive": 30, "restart": 10, "between_attempts": 100})
     assert sum(goodput.seconds.values()) == pytest.approx(builder.lines[-1].time_unix_s - builder.lines[0].time_unix_s, rel=0.01)
-    assert goodput.fraction == pytest.approx(30 / 140)
+    assert goodput.fraction == pytest.approx(30 / 40)
+
+
+def test_hours_between_two_commands_are_outside_the_fraction() -> None:
+    """However long a run waits for its user, and also where the last command had been killed: only work may have been lost then."""
+    waited = JournalBuilder().start().segment(0, 0, 100).end("interrupted", 75)
+    waited.start(resumed_step=100, after_s=9 * 3_600).segment(1, 100, 200).end()
+    goodput = fold_result(waited.lines).goodput
+    assert goodput.seconds == pytest.approx({"productive": 20, "between_attempts": 9 * 3_600})
+    assert goodput.fraction == pytest.approx(1.0)
+    assert goodput.lived_s == pytest.approx(20)
+    killed = JournalBuilder().start().segment(0, 0, 100)
+    killed.start(resumed_step=100, after_s=9 * 3_600).segment(1, 100, 200).end()
+    goodput = fold_result(killed.lines).goodput
+    assert goodput.seconds == pytest.approx({"productive": 20, "restart": 10, "between_attempts": 9 * 3_600 - 10})
+    assert goodput.fraction == pytest.approx(2 / 3)
+
+
+def test_a_killed_attempt_lived_until_its_last_line() -> None:
+    """What it said is proof, whatever was measured before."""
+    builder = JournalBuilder().start().segment(0, 0, 100)
+    builder.add(SegmentStarted(segment_index=1, from_step=100, until_step=200), after_s=40)
+    builder.start(resumed_step=100, after_s=500).segment(1, 100, 200).end()
+    assert fold_result(builder.lines).goodput.seconds == pytest.approx({"productive": 20, "restart": 40, "between_attempts": 500})
 
 
 def test_start_up_before_the_first_line_of_an_attempt_does_not_count_twice() -> None:
@@ -173,3 +198,49 @@ def test_the_fold_is_linear() -> None:
         assert fold_state(builder.lines).applied_steps == 100
         durations_s.append(time.perf_counter() - began_s)
     assert durations_s[1] < 40 * durations_s[0]
+
+
+@pytest.mark.parametrize(
+    ("copies", "at_step", "missing", "words"),
+    [
+        ([], None, (), None),
+        ([(100, ""), (200, "")], 200, (), "mirror at 200 of 200"),
+        ([(100, ""), (200, "away")], 100, (200,), "mirror at 100 of 200 (away)"),
+        ([(100, "away"), (200, "away")], None, (100, 200), "mirror at none of 200 (away)"),
+        ([(100, "away"), (200, "")], 200, (), "mirror at 200 of 200"),
+    ],
+)
+def test_how_far_the_mirror_is(copies: list[tuple[int, str]], at_step: int | None, missing: tuple[int, ...], words: str | None) -> None:
+    """What was passed over matters to nobody once something newer has its copy."""
+    builder = JournalBuilder().start().segment(0, 0, 100).segment(1, 100, 200)
+    builder.add(*(CheckpointMirrored(step=step, url="s3://b", problem=problem) for step, problem in copies))
+    mirror = fold_result(builder.lines).mirror
+    assert (mirror and str(mirror)) == words
+    if mirror is not None:
+        assert (mirror.at_step, mirror.missing_steps, mirror.behind) == (at_step, missing, bool(missing))
+
+
+def test_a_journal_that_lost_what_led_to_a_checkpoint_takes_its_word() -> None:
+    """Only the checkpoint is left: what it stands for is done, and its tokens took no time that anybody measured."""
+    resumed = Resumed(step=70, batch_index=72, tokens=560, weights_digest="w70", trajectory_digest="t70")
+    result = fold_result(JournalBuilder().start().add(resumed).segment(7, 70, 80, skipped=2).end().lines)
+    assert (result.applied_steps, result.skipped_steps, result.tokens, result.tokens_per_s) == (80, 2, 640, 8.0)
+    only = fold_result(JournalBuilder().start().add(resumed).end().lines)
+    assert (only.applied_steps, only.trajectory_digest, only.weights_digest) == (70, "t70", "w70")
+
+
+def test_a_resume_in_a_whole_journal_changes_nothing_but_the_position() -> None:
+    builder = JournalBuilder().start().segment(0, 0, 100).segment(1, 100, 200).start()
+    builder.add(Resumed(step=100, batch_index=100, tokens=800, weights_digest="w100", trajectory_digest="t100"))
+    result = fold_result(builder.segment(1, 100, 200).end().lines)
+    assert (result.applied_steps, result.tokens, result.tokens_per_s, result.weights_digest) == (200, 1600, 80.0, "w200")
+
+
+def test_tries_that_a_bad_checkpoint_cost_are_not_held_against_the_run() -> None:
+    """They were failures without progress until the checkpoint was condemned."""
+    builder = JournalBuilder().start().segment(0, 0, 100).segment(1, 100, 200)
+    loading = WorkerLost(cause="SIGKILL", evidence=Evidence(phase="restore", restoring_step=200))
+    for outcome in (loading, LOST, loading):
+        builder.add(SegmentEnded(segment_index=2, outcome=outcome))
+    assert fold_state(builder.lines).failures_without_progress == 3
+    assert fold_state(builder.judge(200, valid=False).lines).failures_without_progress == 1

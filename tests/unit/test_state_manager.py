@@ -12,17 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from mem_core.core.run.state_manager import (
-    GENESIS_SHA256,
-    Lease,
-    StateManager,
-    read_journal,
-    read_lease,
-    write_atomically,
-)
+from mem_core.core.run.lease import Lease, LeaseFile, own_lease_path, read_lease
+from mem_core.core.run.state_manager import StateManager, read_journal
 from mem_core.domain.errors import RunHeld, StoreUnavailable
-from mem_core.domain.events import Noted
+from mem_core.domain.events import GENESIS_SHA256, Noted
 from mem_core.infrastructure.machine.process_facts import boot_id, start_ticks
+from mem_core.infrastructure.storage.presence import Patience
+from mem_core.infrastructure.storage.whole_file import write_atomically
 
 HOLDER = """
 import sys, time
@@ -140,6 +136,91 @@ def test_an_older_attempt_neither_publishes_nor_takes_the_lease_back(tmp_path: P
     assert held is not None
     assert (held.attempt, held.released) == (2, False)
     newer.release()
+
+
+class StoppedClock:
+    """The clock of an attempt that is stopped in the middle of writing its lease: another one takes over meanwhile."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.taken: StateManager | None = None
+        self.armed = False
+
+    def __call__(self) -> float:
+        if self.armed and self.taken is None:
+            self.taken = StateManager.acquire(self.folder, "run", clock=lambda: 10_000.0)
+        return 0.0
+
+
+def test_an_older_attempt_that_was_stopped_in_its_write_cannot_hide_the_newer_one(tmp_path: Path) -> None:
+    """It passed its look at the fence, was stopped, and writes after the newer one has: the newer word stands in both files."""
+    clock = StoppedClock(tmp_path)
+    older = StateManager.acquire(tmp_path, "run", clock=clock)
+    late = LeaseFile(tmp_path / "run", "run", older.attempt, clock)
+    clock.armed = True
+    late.write(30.0)
+    assert clock.taken is not None
+    for lease_read in (read_lease(tmp_path / "run"), Lease.model_validate_json((tmp_path / "run" / "lease.json").read_text())):
+        assert lease_read is not None
+        assert (lease_read.attempt, lease_read.released) == (2, False)
+    (tmp_path / "run" / "lease.json").write_text(own_lease_path(tmp_path / "run", 1).read_text())
+    held = read_lease(tmp_path / "run")
+    assert held is not None
+    assert held.attempt == 2, "even if it had been stopped again before it looked"
+    clock.taken.release()
+
+
+def test_a_lease_of_an_older_version_is_believed(tmp_path: Path) -> None:
+    """It wrote lease.json alone."""
+    state = StateManager.acquire(tmp_path, "run")
+    own_lease_path(tmp_path / "run", 1).unlink()
+    held = read_lease(tmp_path / "run")
+    assert held is not None
+    assert held.pid == os.getpid()
+    state.release()
+
+
+def test_only_the_newest_attempt_leaves_a_lease_of_its_own(tmp_path: Path) -> None:
+    for _ in range(3):
+        StateManager.acquire(tmp_path, "run").release()
+    assert [path.name for path in (tmp_path / "run" / "leases").iterdir()] == ["attempt-0003.json"]
+
+
+def test_a_store_that_goes_away_is_waited_for_and_nothing_is_made_in_its_place(tmp_path: Path) -> None:
+    """Moved away under the run: the journal's next line waits until it is back."""
+    said: list[str] = []
+    root, away = tmp_path / "store", tmp_path / "away"
+    state = StateManager.acquire(root, "run", patience=Patience(30.0, said.append))
+    root.rename(away)
+    back = threading.Timer(0.6, lambda: away.rename(root))
+    back.start()
+    line = state.emit(Noted(text="after"))
+    back.join()
+    assert [item.event for item in state.lines()] == [line.event]
+    assert [text.split(" (")[0] for text in said] == ["the store is gone", "the store is back: going on"]
+    state.release()
+
+
+def test_a_store_that_stays_away_is_exit_73_and_nothing_is_made(tmp_path: Path) -> None:
+    """Bounded: the second who asks does not wait again; a folder of the same name that somebody else began is not ours."""
+    root, away = tmp_path / "store", tmp_path / "away"
+    state = StateManager.acquire(root, "run", patience=Patience(0.3))
+    root.rename(away)
+    for act in (lambda: state.emit(Noted(text="lost")), state.fence):
+        with pytest.raises(StoreUnavailable, match="did not come back") as caught:
+            act()
+        assert caught.value.exit_code == 73
+    assert not root.exists()
+    other = StateManager.acquire(root, "run")
+    with pytest.raises(StoreUnavailable):
+        state.emit(Noted(text="into somebody else's journal"))
+    assert other.lines() == []
+    other.release()
+    root.rename(tmp_path / "theirs")
+    away.rename(root)
+    state.emit(Noted(text="back"))
+    assert len(state.lines()) == 1
+    state.release()
 
 
 def test_of_many_starts_in_the_same_moment_exactly_one_may_publish(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from mem_core.runtime.ranks.local.group import WorkerGroup
 from mem_core.runtime.ranks.local.processes import ForkServer
 from mem_core.runtime.ranks.local.ranks import LocalRanks
 from mem_core.runtime.ranks.port import Purpose, Watch
-from mem_core.testing.ranks_contract import failure_of, scripted_spec
+from mem_core.testing.contracts.ranks_contract import failure_of, scripted_spec
 
 START = TrainingPosition(applied_steps=0, batch_index=0)
 

@@ -141,6 +141,23 @@ def batch_finding(request: RuntimeRequest, rows: int) -> Finding:
     return Finding(check="batch", severity="ok", observed=observed)
 
 
+def schedule_findings(request: RuntimeRequest) -> tuple[Finding, ...]:
+    """A warm-up that the run never leaves, so that the learning rate that was asked for is never reached."""
+    training = request.training
+    if training.warmup_steps <= training.max_steps:
+        return ()
+    peak = training.max_steps / training.warmup_steps
+    return (
+        Finding(
+            check="schedule",
+            severity="notice",
+            observed=f"training.warmup_steps is {training.warmup_steps} and the run has {training.max_steps} steps: "
+            f"it ends at {peak:.0%} of training.learning_rate",
+            remedy="Set training.warmup_steps to a tenth of training.max_steps or so, if that is not meant.",
+        ),
+    )
+
+
 def model_findings(request: RuntimeRequest, model: ModelNumbers) -> tuple[Finding, ...]:
     """Sequence length against positions, tokenizer against embedding: both end in an index error deep inside, later."""
     findings: list[Finding] = []

@@ -64,12 +64,13 @@ class EnvironmentDoctor:
             *([dtype_finding] if accelerator.exit_code != PolicyRefused.exit_code else []),  # judged on the wrong device otherwise
             threads_finding,
             compute.batch_finding(request, rows),
+            *compute.schedule_findings(request),
             *(_budget_finding(budget) for budget in budgets),
             *(compute.model_findings(request, model) if model is not None else ()),
             *(memory.memory_findings(model, request, dtype, device, budgets, rows) if model is not None else ()),
             *(storage.data_findings(data) if data is not None else ()),
             *storage.store_findings(request, observations),
-            *storage.cache_findings(observations),
+            *storage.home_findings(observations),
             *storage.file_size_findings(observations, estimates.get("checkpoint")),
             *storage.disk_findings(request, observations, estimates.get("checkpoint")),
             *storage.shared_memory_findings(request, observations, device),
@@ -77,6 +78,7 @@ class EnvironmentDoctor:
             *software.version_findings(observations),
             *software.build_findings(request, observations, device),
             *software.deepspeed_key_findings(request, device),
+            *software.engine_findings(observations.engine),
             *software.environment_findings(observations),
             *left_out_findings(request, device),
         ]

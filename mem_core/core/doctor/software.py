@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 from mem_core.core.doctor.memory import Device
-from mem_core.domain.environment import Finding, MachineObservations
+from mem_core.domain.environment import EngineObservation, Finding, MachineObservations
 from mem_core.domain.request import RuntimeRequest
 
 TESTED_VERSIONS = {"torch": "2.13.", "deepspeed": "0.19."}
@@ -160,6 +160,34 @@ def walk_keys(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, s
         yield path, key, value
         if isinstance(value, dict):
             yield from walk_keys(cast("dict[str, Any]", value), f"{path}.")
+
+
+def engine_findings(seen: EngineObservation | None) -> tuple[Finding, ...]:
+    """What the libraries themselves say of model and configuration, before any process trains."""
+    if seen is None:
+        return ()
+    if seen.unknown:
+        observed = f"model and configuration were not tried: {seen.unknown}"
+        remedy = "Training will tell; look at the machine's load if this comes again."
+        return (Finding(check="engine", severity="notice", observed=observed, remedy=remedy),)
+    if seen.died:
+        observed = f"a process with the engine's libraries ended at once: {seen.died}"
+        remedy = "Mend the installation, or the environment variable that breaks it (PYTHONOPTIMIZE, PYTHONPATH)."
+        return (Finding(check="engine", severity="failure", observed=observed, remedy=remedy, exit_code=69),)
+    found = [
+        Finding(check=problem.field, severity="failure", observed=problem.problem, remedy=problem.remedy, exit_code=64)
+        for problem in seen.problems
+    ]
+    if seen.attention == "eager":
+        found.append(
+            Finding(
+                check="model.attention",
+                severity="notice",
+                observed=f"{seen.architecture} has no fused attention kernel: plain operations are used, which need more memory and time",
+                remedy="Nothing is to be done; a shorter data.sequence_length helps most where memory is short.",
+            )
+        )
+    return tuple(found)
 
 
 def environment_findings(seen: MachineObservations) -> tuple[Finding, ...]:

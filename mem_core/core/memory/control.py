@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
-from mem_core.core.memory.diagnosis import WINDOW, Cause, StepReading, diagnose
+from mem_core.core.memory.diagnosis import WINDOW, Cause, StepReading, diagnose, growth_per_step, is_fragmented
 from mem_core.core.memory.ladder import SMALLEST_TOKENS, MicroBatch, PlanBounds, largest_micro_batch, shrink_plan
 from mem_core.core.memory.model import PeakLine, PeakSample, fit_line
 from mem_core.domain.plan import MemoryPlan
@@ -17,10 +17,14 @@ from mem_core.domain.units import format_bytes
 PATIENCE_STEPS = 50  # calm steps before growth; doubles after a growth that had to be taken back
 MOST_PATIENCE_STEPS = 5_000
 SETTLE_READINGS = 3  # after a change, readings still show the old plan
+LEAK_LEAD_STEPS = 16  # a leak is acted on so many steps before it takes memory above the high watermark: a save needs room too
+GROWN_SHARE = 0.1  # of the limit: growth of a process from which on a failed allocation is laid to it
 CRITICAL = 0.97  # above it every cause is answered with a smaller micro-batch as well
 RAISED = 1.1  # a limit that much higher lifts the memory of what failed under it
 SLOPE_EVERY = 128  # readings after which the slope is taken again: it costs more than everything else
 STEP_DOWN, STEP_UP = 0.75, 4
+SETTLED = 0.05  # between what works and what failed, as a part of the latter, below which the search ends
+GROWTH_MARGIN = 0.02  # of the limit, that a predicted growth leaves below the high watermark
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,9 @@ class MemoryControl:
         self._history: deque[StepReading] = deque(maxlen=WINDOW)
         self._said: set[str] = set()
         self._per_token, self._readings, self._seen_tokens = 0.0, 0, 0
+        self.worked_tokens = 0
+        self._used_first: dict[str, int] = {}  # by the limit's name: some count resident memory, some address space
+        self._uniform = True
 
     @property
     def patience(self) -> int:
@@ -80,16 +87,24 @@ class MemoryControl:
     def changed(self, plan: MemoryPlan, *, failed_tokens: int = 0, limit_bytes: int = 0) -> None:
         """The plan in force is another one now; `failed_tokens` where a pass of that size really did not fit."""
         if failed_tokens:
+            if self._failed is not None and failed_tokens >= self._failed.tokens:
+                self._impatient()  # nothing was learnt from it; a failure that halves the search is what the search costs
             tokens = min(failed_tokens, self._failed.tokens) if self._failed else failed_tokens
-            self._failed = _Failed(tokens, limit_bytes)
-            self._impatient()
+            self._failed, self._grown_at = _Failed(tokens, limit_bytes), None
         self.plan = plan
         self._settle = SETTLE_READINGS
         self._calm_since = None
 
+    def worked(self, tokens: int, limit_name: str, used_bytes: int) -> None:
+        """A pass of that size was done, also where nothing may be decided, as in steps that are done again."""
+        self.worked_tokens = max(self.worked_tokens, tokens)
+        self._used_first.setdefault(limit_name, used_bytes)
+
     def decide(self, reading: StepReading) -> Decision | None:
         """What the reading asks for, if anything."""
         self._history.append(reading)
+        self.worked(reading.micro_batch.tokens, reading.limit_name, reading.used_bytes)
+        self._uniform = self._uniform and reading.micro_batch.length == self._bounds.longest_tokens
         often_at_first = self._readings & (self._readings - 1) == 0  # at 1, 2, 4, 8, ... readings
         if often_at_first or self._readings % SLOPE_EVERY == 0 or reading.micro_batch.tokens > self._seen_tokens:
             self._per_token = self._slope()
@@ -104,7 +119,11 @@ class MemoryControl:
         if reading.peak_bytes > high:
             self._calm_since = None
             return self._under_pressure(reading, (high + low) / 2)
-        if reading.peak_bytes < low:
+        if is_fragmented(reading.peak_bytes, reading.reserved_bytes, reading.limit_bytes) and (said := self._fragmented(reading)):
+            return said
+        if reading.peak_bytes >= low and (said := self._leak_ahead(reading, high)):
+            return said
+        if reading.peak_bytes < low or self._failed is not None:  # a search goes on between the watermarks, by prediction
             return self._when_calm(reading, high)
         self._calm_since = None
         return None
@@ -138,10 +157,8 @@ class MemoryControl:
     def _under_pressure(self, reading: StepReading, target: float) -> Decision | None:
         cause = diagnose(tuple(self._history))
         critical = reading.peak_bytes > CRITICAL * reading.limit_bytes
-        if cause == "fragmentation" and not critical:
-            return self._once(self._decision("release", reading, cause, "reserved memory is fragmented: it is released at the boundary"))
         if cause == "leak":
-            said = self._once(self._decision("replace", reading, cause, "memory grows from step to step: the workers are replaced"))
+            said = self._leak(reading)
             if said or not critical:
                 return said
         plan = self._smaller(reading, target)
@@ -150,6 +167,35 @@ class MemoryControl:
         if self._grown_at is not None:
             self._impatient()
         return self._decision("shrink", reading, cause, f"{_percent(reading)} of {reading.limit_name or 'the limit'} ({cause})", plan)
+
+    def grown(self, failed_tokens: int, limit_name: str, used_bytes: int, limit_bytes: int) -> bool:
+        """Whether a pass failed because this process has grown: one of its size worked before, and much more is used now.
+
+        `failed_tokens` 0: it failed outside a pass, as in the update, whose size no plan changes.
+        """
+        growth = used_bytes - self._used_first.get(limit_name, used_bytes)
+        return failed_tokens <= self.worked_tokens and growth >= GROWN_SHARE * limit_bytes > 0
+
+    def _leak_ahead(self, reading: StepReading, high: float) -> Decision | None:
+        """Below the high watermark, a leak that will pass it in a few steps: there is room to save now, and later there is not."""
+        history = tuple(self._history)
+        if reading.peak_bytes + LEAK_LEAD_STEPS * growth_per_step(history) <= high or diagnose(history) != "leak":
+            return None
+        return self._leak(reading)
+
+    def _leak(self, reading: StepReading) -> Decision | None:
+        per_step = format_bytes(growth_per_step(tuple(self._history)))
+        text = (
+            f"memory grows from step to step, a leak of about {per_step} a step under {reading.limit_name or 'the limit'}: the segment "
+            f"ends here and the workers are replaced; passes of {self.worked_tokens} tokens work"
+        )
+        return self._once(self._decision("replace", reading, "leak", text))
+
+    def _fragmented(self, reading: StepReading) -> Decision | None:
+        """Tensors leave room, the allocator fills the limit: said and released at the next boundary; the micro-batch stays."""
+        held = f"{format_bytes(reading.reserved_bytes)} reserved, {format_bytes(reading.reserved_bytes - reading.peak_bytes)} of it unused"
+        text = f"reserved memory is fragmented ({held}): it is released at the boundary"
+        return self._once(self._decision("release", reading, "fragmentation", text))
 
     def _smaller(self, reading: StepReading, target: float) -> MemoryPlan | None:
         """As many tokens as the line allows below the target; one rung of the ladder where the pass cannot be cut."""
@@ -182,19 +228,41 @@ class MemoryControl:
 
     def _larger(self, reading: StepReading, high: float) -> MemoryPlan | None:
         """The next plan upwards that the line predicts to stay below the high watermark and that has not failed; else None."""
-        ceiling = self._ceiling_tokens(reading.limit_bytes)
+        allowed = high - GROWTH_MARGIN * reading.limit_bytes
         if self.plan.activation_checkpointing and not self._first.activation_checkpointing:
             plan = self.plan.model_copy(update={"activation_checkpointing": False})
-        else:
-            most = largest_micro_batch(self._first, self._bounds).tokens
-            wanted = min(self.plan.micro_batch_tokens * STEP_UP, ceiling)
-            if wanted <= self.plan.micro_batch_tokens:
-                return None
-            tokens = self._first.micro_batch_tokens if wanted >= most else wanted
-            plan = self.plan.model_copy(update={"micro_batch_tokens": tokens})
-        largest = largest_micro_batch(plan, self._bounds)
-        predicted = self._fixed(reading) + self._per_token * largest.tokens
-        return plan if largest.tokens <= ceiling and predicted <= high else None
+            tokens = largest_micro_batch(plan, self._bounds).tokens
+            predicted = self._fixed(reading) + self._per_token * tokens
+            return plan if tokens <= self._ceiling_tokens(reading.limit_bytes) and predicted <= allowed else None
+        tokens = self._next_tokens(reading, allowed)
+        if tokens is None:
+            return None
+        whole = tokens >= largest_micro_batch(self._first, self._bounds).tokens
+        return self.plan.model_copy(update={"micro_batch_tokens": self._first.micro_batch_tokens if whole else tokens})
+
+    def _next_tokens(self, reading: StepReading, allowed: float) -> int | None:
+        """The next size upwards: in the middle between what works and what failed, or a few times as large where nothing has.
+
+        Never more than is predicted to fit, and no step smaller than is worth a change.
+        """
+        now, ceiling = self.plan.micro_batch_tokens, self._ceiling_tokens(reading.limit_bytes)
+        if not now:
+            return None
+        wanted = now * STEP_UP if self._failed is None else (now + ceiling + 1) // 2
+        if self._per_token > 0:
+            wanted = min(wanted, int((allowed - self._fixed(reading)) / self._per_token))
+        most = largest_micro_batch(self._first, self._bounds).tokens
+        if wanted >= most:
+            return most
+        longest = self._bounds.longest_tokens
+        if self._uniform and now >= longest:  # only whole rows make a difference
+            wanted = wanted // longest * longest
+            return wanted if wanted // longest > now // longest and not self._settled(now, ceiling + 1) else None
+        return None if self._settled(now, wanted) or self._settled(now, ceiling + 1) else wanted
+
+    @staticmethod
+    def _settled(works: int, next_size: int) -> bool:
+        return next_size - works <= SETTLED * next_size
 
     def _ceiling_tokens(self, limit_bytes: int) -> int:
         """Passes above it have failed, unless the limit is a good deal higher than it was then."""

@@ -10,12 +10,14 @@ from statistics import median
 from typing import Literal
 
 from mem_core.core.memory.ladder import MicroBatch
+from mem_core.domain.segment import OutOfMemory, SegmentFailure
 
 Cause = Literal["size", "leak", "fragmentation", "neighbour"]
 WINDOW = 128
 LEAST_READINGS = 24
 LEAK_SHARE = 0.02  # growth over the window, as a part of the limit, below which a slope is noise
 FRAGMENTED_SHARE = 0.2  # reserved and not used, as a part of the limit
+RESERVED_NEAR = 0.9  # reserved, as a part of the limit, from which on what is not used of it matters
 LOWERED = 0.95
 
 
@@ -42,11 +44,28 @@ def diagnose(history: Sequence[StepReading]) -> Cause:
     last = history[-1]
     if _limit_came_down(history):
         return "neighbour"
-    if last.reserved_bytes - last.peak_bytes >= FRAGMENTED_SHARE * last.limit_bytes:
+    if is_fragmented(last.peak_bytes, last.reserved_bytes, last.limit_bytes):
         return "fragmentation"
     if is_leak(history):
         return "leak"
     return "size"
+
+
+def is_fragmented(used_bytes: int, reserved_bytes: int, limit_bytes: int) -> bool:
+    """Whether a caching allocator fills the limit while a good part of what it holds is in pieces that no tensor uses.
+
+    A smaller micro-batch would not help: the room is there, but not in one piece.
+    """
+    near = reserved_bytes >= RESERVED_NEAR * limit_bytes > 0
+    return near and reserved_bytes - used_bytes >= FRAGMENTED_SHARE * limit_bytes
+
+
+def failed_in_pieces(failure: SegmentFailure) -> bool:
+    """Whether an allocation on a device failed although the allocator held enough: fragmentation and not size."""
+    seen = failure.evidence
+    if not isinstance(failure, OutOfMemory) or failure.memory != "device" or not (seen.reserved_bytes and seen.limit_bytes):
+        return False
+    return is_fragmented(seen.used_bytes or 0, seen.reserved_bytes, seen.limit_bytes)
 
 
 def is_leak(history: Sequence[StepReading]) -> bool:
@@ -66,6 +85,15 @@ def is_leak(history: Sequence[StepReading]) -> bool:
     growth = robust_slope(used) * (len(used) - 1)
     steady = robust_slope(used[:half]) > 0.3 * growth / len(used) and robust_slope(used[half:]) > 0.3 * growth / len(used)
     return growth >= LEAK_SHARE * recent[-1].limit_bytes and steady
+
+
+def growth_per_step(history: Sequence[StepReading]) -> float:
+    """Bytes that memory at step boundaries grows by in a step, as robust as `robust_slope`; readings may be some steps apart."""
+    half = len(history) // 2
+    if half == 0:
+        return 0.0
+    pairs = zip(history, history[half:], strict=False)
+    return median((later.used_bytes - early.used_bytes) / max(1, later.batch_index - early.batch_index) for early, later in pairs)
 
 
 def robust_slope(values: Sequence[float]) -> float:

@@ -6,6 +6,7 @@ from mem_core.core.doctor.changes import Change, adapters, offload, with_values
 from mem_core.core.doctor.memory import Device, Dtype, estimate_memory, needed_bytes
 from mem_core.domain.environment import ModelNumbers
 from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.segment import Evidence
 from mem_core.domain.units import format_bytes
 
 SHORTEST_LENGTH = 16
@@ -36,12 +37,25 @@ def ways_out(model: ModelNumbers, request: RuntimeRequest, dtype: Dtype, device:
     return tuple(way for way in found if way.needed_bytes < bottom)
 
 
-def exhausted_remedy(model: ModelNumbers, request: RuntimeRequest, dtype: Dtype, device: Device, budget_bytes: int) -> str:
+def leak_remedy(seen: Evidence) -> str:
+    """The remedy where a process has grown: size is not the cause, and no smaller pass or model is the cure."""
+    limit = f"{seen.limit_name or 'the limit'} of {format_bytes(seen.limit_bytes or 0)}"
+    return (
+        f"Memory grew until nothing fitted under {limit}, which looks like a leak: passes of {seen.worked_tokens} tokens worked before in "
+        "the same process. Find what keeps memory from step to step (the journal's notes on memory name python objects and mapped bytes); "
+        "until then a smaller checkpoint.every_s or training.segment_steps lets workers be replaced before the limit."
+    )
+
+
+def exhausted_remedy(
+    model: ModelNumbers, request: RuntimeRequest, dtype: Dtype, device: Device, budget_bytes: int, limit_name: str = ""
+) -> str:
     """The remedy of exit 78: the need at micro-batch 1, and each way out with what it needs; those that fit come first."""
     estimate = estimate_memory(model, request, dtype, device=device, activation_checkpointing=True)
+    limit = f"{limit_name or 'the limit'} is {format_bytes(budget_bytes) if budget_bytes else 'unknown'}"
     bottom = (
         f"One row of {request.data.sequence_length} tokens with activation checkpointing needs about "
-        f"{format_bytes(needed_bytes(estimate, device))}; the limit is {format_bytes(budget_bytes) if budget_bytes else 'unknown'}"
+        f"{format_bytes(needed_bytes(estimate, device))}; {limit}"
     )
     ways = ways_out(model, request, dtype, device)
     fitting = [way for way in ways if not budget_bytes or way.needed_bytes <= budget_bytes]

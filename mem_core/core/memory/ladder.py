@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from mem_core.domain.plan import MemoryPlan, MemoryPlanChange, record_change
 
+NO_BOUND = 2**62
 SMALLEST_TOKENS = 16  # the smallest padded length: a bound below it changes no split
 
 
@@ -46,12 +47,32 @@ def largest_micro_batch(plan: MemoryPlan, bounds: PlanBounds) -> MicroBatch:
     return MicroBatch(rows, bounds.longest_tokens)
 
 
-def shrink_plan(plan: MemoryPlan, bounds: PlanBounds, failed: MicroBatch | None = None) -> MemoryPlan | None:
+def held_before(changes: tuple[MemoryPlanChange, ...], batch_index: int) -> MemoryPlan | None:
+    """The plan that was in force before the one of `batch_index` where that one is larger: it had held for as long as growth waits.
+
+    From recorded changes alone, so that every rank and the supervisor come to the same.
+    """
+    past = [change.plan for change in changes if change.batch_index <= batch_index]
+    if len(past) < 2:
+        return None
+    before, now = past[-2:]
+    larger = 0 < before.micro_batch_tokens < (now.micro_batch_tokens or NO_BOUND) or (
+        before.activation_checkpointing and not now.activation_checkpointing
+    )
+    return before if larger else None
+
+
+def shrink_plan(
+    plan: MemoryPlan, bounds: PlanBounds, failed: MicroBatch | None = None, held: MemoryPlan | None = None
+) -> MemoryPlan | None:
     """The next rung below `plan`; None when there is none.
 
     `failed` is the forward pass that did not fit where it is known: half its tokens are tried next. A pass of one row cannot be
-    halved, so the ladder goes on to activation checkpointing at once.
+    halved, so the ladder goes on to activation checkpointing at once. `held` is a smaller plan that has worked (`held_before`): a
+    growth that failed goes back to it, since what is between the two is searched and not given away.
     """
+    if held is not None and largest_micro_batch(held, bounds).tokens <= (failed or largest_micro_batch(plan, bounds)).tokens:
+        return held
     smaller = _smaller_micro_batch(plan, bounds, failed or largest_micro_batch(plan, bounds))
     if smaller is not None:
         return smaller

@@ -22,6 +22,18 @@ class Needs:
     retained: float
 
 
+def moments_to_come(optimizer_bytes: int, *, stage: int, dtype: str, applied_steps: int, offloaded: bool) -> int:
+    """What the first update will allocate for good, out of the doctor's `optimizer` bytes of one rank.
+
+    Adam's two moments are made at the first update at every stage; a float32 master copy is there with the engine, and moments that
+    were read from a checkpoint are there as well. What is offloaded never comes to the device.
+    """
+    if applied_steps > 0 or offloaded:
+        return 0
+    has_master = stage >= 1 or dtype != "float32"
+    return optimizer_bytes * 2 // 3 if has_master else optimizer_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Limit:
     """One limit against what is used under it. `shares` processes take from it together."""

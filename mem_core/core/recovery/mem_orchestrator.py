@@ -3,7 +3,16 @@
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
-from mem_core.domain.errors import InternalError, MemError, MemoryExhausted, NoProgress, StoreUnavailable
+from mem_core.core.recovery.blame import failed_batch, rate_may_help, scale_at_floor
+from mem_core.domain.errors import (
+    EnvironmentUnfit,
+    InternalError,
+    MemError,
+    MemoryExhausted,
+    NoProgress,
+    NoValidCheckpoint,
+    StoreUnavailable,
+)
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.segment import (
     Hung,
@@ -22,6 +31,8 @@ from mem_core.domain.units import Value
 
 BACK_OFF_S = (0.0, 1.0, 5.0, 15.0)
 SUSPECT_AFTER = 2  # failures of the same kind at the same batch make the batch itself the suspect
+LOADS_OF_AN_ERROR = 2  # an error in loading one checkpoint, twice in fresh processes, is the checkpoint's: an older one is tried
+LOADS_OF_A_DEATH = 3  # a kill, a hang or too little memory comes from outside more often than not
 OnNonFinite = Literal["retry", "skip", "lower_lr", "fail"]
 
 
@@ -31,6 +42,10 @@ class Progress(Value):
     `failures_without_progress` counts failed tries since the validated step last advanced, this one included (I8);
     `same_batch_failures` those of them that failed at one and the same batch in the same way. `sample_ids` are those of the batch
     that failed last, `skipped_batches` how many the user's choice has left out so far. `stop_by`: who asks for an end, in words.
+    `failed_loads`: how often the checkpoint that was being loaded has failed in a row; `can_fall_back`: there is an older proven one;
+    `passed_over`: newer ones that failed before it.
+    `same_errors`: how often in a row a fresh process met the same error before any step, at `same_error_batches` different batches.
+    `has_stepped`: whether any process of this attempt applied a step; until then a failing batch says nothing about its samples.
     """
 
     applied_steps: int
@@ -38,9 +53,16 @@ class Progress(Value):
     failures_without_progress: int = 0
     same_batch_failures: int = 0
     can_shrink: bool = True
+    can_defragment: bool = False
     sample_ids: tuple[int, ...] = ()
     skipped_batches: int = 0
     stop_by: str = ""
+    failed_loads: int = 0
+    can_fall_back: bool = False
+    passed_over: tuple[int, ...] = ()
+    same_errors: int = 0
+    same_error_batches: int = 0
+    has_stepped: bool = True
 
 
 @dataclass(frozen=True)
@@ -56,14 +78,18 @@ class Train:
 class Retry:
     """Replace the workers, go back to the last validated step, shrink first where memory was the cause.
 
+    `defragment` asks for another setting of the device's allocator instead: memory was in pieces, not too little.
     `skip_batch` leaves a batch out for good, recorded before the next try; `lower_lr` asks the policy engine for less.
+    `set_aside_step`: try an older checkpoint than this one, and set this one aside once the older one is loaded.
     """
 
     delay_s: float
     reason: str
     shrink: bool = False
+    defragment: bool = False
     skip_batch: int | None = None
     lower_lr: bool = False
+    set_aside_step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -141,6 +167,11 @@ def _go_on(progress: Progress, limits: MemOrchestrator) -> Action:
 def _after_failure(progress: Progress, failure: SegmentFailure, limits: MemOrchestrator) -> Action:
     text = describe_failure(failure)
     tries = progress.failures_without_progress
+    lasting = _lasting_error(progress, failure, text, limits)
+    if lasting is not None:
+        return GiveUp(lasting)
+    if progress.can_defragment:
+        return Retry(delay_s=0.0, reason=text, defragment=True)  # once: then the new workers have the setting
     if isinstance(failure, OutOfMemory) and limits.memory_mode == "fixed":
         return GiveUp(
             MemoryExhausted(
@@ -148,14 +179,19 @@ def _after_failure(progress: Progress, failure: SegmentFailure, limits: MemOrche
                 remedy="Set memory.mode: adaptive, a smaller memory.micro_batch_size, or a smaller data.sequence_length.",
             )
         )
+    loading = _after_failed_load(progress, failure, text)
+    if loading is not None:
+        return loading
     if isinstance(failure, OutOfMemory) and not progress.can_shrink and tries > 1 and progress.same_batch_failures > 1:
         return GiveUp(MemoryExhausted(f"{text}, and no smaller plan is left", remedy="See the doctor's estimate for what would fit."))
+    if isinstance(failure, NonFinite) and failure.what == "loss_scale" and (progress.same_batch_failures > 1 or tries > 2):
+        return GiveUp(scale_at_floor(text))
     if isinstance(failure, NonFinite) and limits.on_non_finite == "fail":
-        return GiveUp(_poisoned(progress, failure, text, "resilience.on_non_finite is fail"))
+        return GiveUp(_poisoned(progress, failure, limits, f"{text}; resilience.on_non_finite is fail"))
     skip = _batch_to_skip(progress, failure, limits)
     if skip is not None and progress.skipped_batches >= limits.max_skipped_batches:
         bound = f"{progress.skipped_batches} batches have been skipped, as many as resilience.max_skipped_batches allows"
-        return GiveUp(_poisoned(progress, failure, text, bound))
+        return GiveUp(_poisoned(progress, failure, limits, f"{text}; {bound}"))
     if skip is None and tries > limits.max_failures_without_progress:
         return GiveUp(_no_progress(progress, failure, text, limits))
     return Retry(
@@ -163,8 +199,56 @@ def _after_failure(progress: Progress, failure: SegmentFailure, limits: MemOrche
         reason=text,
         shrink=isinstance(failure, OutOfMemory),
         skip_batch=skip,
-        lower_lr=skip is None and isinstance(failure, NonFinite) and failure.what != "weights" and limits.on_non_finite == "lower_lr",
+        lower_lr=skip is None and rate_may_help(failure) and limits.on_non_finite == "lower_lr",
     )
+
+
+def _lasting_error(progress: Progress, failure: SegmentFailure, text: str, limits: MemOrchestrator) -> MemError | None:
+    """The error that ends the run at once, where no further process can mend it; None where one may.
+
+    A batch that fails in the first step of every process is the environment's fault until any other batch was done: only then can its
+    samples be to blame. Where the user lets such batches be left out, the next one is tried before that is said.
+    """
+    if not isinstance(failure, WorkerError):
+        return None
+    if failure.refusal is not None:
+        return failure.refusal.error
+    if failure.evidence.restoring_step is not None:
+        return None  # an older checkpoint may load where this one does not
+    if not failure.before_any_step or progress.same_errors < SUSPECT_AFTER:
+        return None
+    if failed_batch(failure) is not None:
+        skips = limits.on_poisoned_batch == "skip" and progress.same_error_batches < SUSPECT_AFTER
+        if progress.has_stepped or skips:
+            return None
+    return EnvironmentUnfit(
+        f"{text}; fresh processes ended with the same error before any step",
+        remedy="Mend what it names (the whole traceback is in logs/rank-*.log of the run folder), then give the same command again.",
+    )
+
+
+def _after_failed_load(progress: Progress, failure: SegmentFailure, text: str) -> Action | None:
+    """A checkpoint whose bytes hold and that the engine cannot load. Bounded by itself: each has a few tries, and there are only so many.
+
+    One that fails again and again is passed over for an older one. Only when that loads is it known that the newer one is at fault, and
+    not the machine; where nothing loads every checkpoint stays where it is.
+    """
+    step = failure.evidence.restoring_step
+    if step is None:
+        return None
+    bound = LOADS_OF_AN_ERROR if isinstance(failure, WorkerError) else LOADS_OF_A_DEATH
+    if progress.can_fall_back:
+        again = progress.failed_loads < bound
+        return Retry(_delay_s(progress.failed_loads), reason=text, set_aside_step=None if again else step)
+    if isinstance(failure, WorkerError) and progress.failed_loads >= bound:
+        others = f", nor could those of steps {', '.join(map(str, progress.passed_over))}" if progress.passed_over else ""
+        return GiveUp(
+            NoValidCheckpoint(
+                f"the checkpoint of step {step} is whole and could not be loaded{others}: {text}",
+                remedy="Read logs/rank-*.log in the run folder: other versions of the libraries may be the cause. Nothing was moved.",
+            )
+        )
+    return None
 
 
 def _delay_s(tries: int) -> float:
@@ -174,7 +258,7 @@ def _delay_s(tries: int) -> float:
 
 def _batch_to_skip(progress: Progress, failure: SegmentFailure, limits: MemOrchestrator) -> int | None:
     """The batch that is to be left out, where the user allows it; None where the cause may be something else."""
-    batch = _failed_batch(failure)
+    batch = failed_batch(failure)
     if batch is None:
         return None
     if isinstance(failure, NonFinite) and failure.what in ("loss", "gradient", "loss_spike") and limits.on_non_finite == "skip":
@@ -183,23 +267,19 @@ def _batch_to_skip(progress: Progress, failure: SegmentFailure, limits: MemOrche
     return batch if poisoned and limits.on_poisoned_batch == "skip" else None
 
 
-def _failed_batch(failure: SegmentFailure) -> int | None:
-    """The batch that was being done, where the failure is one of doing a batch."""
-    if isinstance(failure, NonFinite):
-        return None if failure.what == "weights" else failure.batch_index
-    return failure.evidence.batch_index if failure.evidence.phase in ("forward", "backward", "step", "first_step") else None
-
-
-def _poisoned(progress: Progress, failure: SegmentFailure, text: str, why: str) -> MemError:
-    return NoProgress(
-        f"{text}; {why}.{_suspect_words(progress, failure)}".rstrip("."),
-        remedy="Look at those samples, or set resilience.on_poisoned_batch: skip, resilience.on_non_finite: skip or lower_lr.",
-    )
+def _poisoned(progress: Progress, failure: SegmentFailure, limits: MemOrchestrator, what: str) -> MemError:
+    if isinstance(failure, NonFinite) and failure.what == "loss_scale":
+        return scale_at_floor(what)
+    ways = ["resilience.on_poisoned_batch: skip"] if limits.on_poisoned_batch != "skip" else []
+    if rate_may_help(failure):
+        ways += [f"resilience.on_non_finite: {way}" for way in ("skip", "lower_lr") if way != limits.on_non_finite]
+    also = f", or set {' or '.join(ways)}" if ways else ""
+    return NoProgress(f"{what}.{_suspect_words(progress, failure)}".rstrip("."), remedy=f"Look at those samples{also}.")
 
 
 def _suspect_words(progress: Progress, failure: SegmentFailure) -> str:
     ids = failure.sample_ids if isinstance(failure, NonFinite) and failure.sample_ids else progress.sample_ids
-    return f" Batch {_failed_batch(failure)} holds samples {list(ids)}." if ids and _failed_batch(failure) is not None else ""
+    return f" Batch {failed_batch(failure)} holds samples {list(ids)}." if ids and failed_batch(failure) is not None else ""
 
 
 def _no_progress(progress: Progress, failure: SegmentFailure, text: str, limits: MemOrchestrator) -> MemError:
@@ -209,9 +289,11 @@ def _no_progress(progress: Progress, failure: SegmentFailure, text: str, limits:
         return StoreUnavailable(f"{text}; {where}", remedy=remedy)
     if isinstance(failure, WorkerError) and progress.same_batch_failures == 0 and failure.evidence.phase == "start":
         return InternalError(f"{text}; {where}", remedy="Read logs/rank-*.log in the run folder and report it.")
-    if progress.same_batch_failures >= SUSPECT_AFTER and _failed_batch(failure) is not None:
-        return _poisoned(progress, failure, text, f"{where}. Batch {_failed_batch(failure)} failed each time")
+    suspect = progress.same_batch_failures >= SUSPECT_AFTER and failed_batch(failure) is not None
+    if suspect and (progress.has_stepped or isinstance(failure, NonFinite)):
+        return _poisoned(progress, failure, limits, f"{text}; {where}. Batch {failed_batch(failure)} failed each time")
+    said = "" if failure.evidence.exception else " | ".join(failure.evidence.last_lines[-3:])
     return NoProgress(
-        f"{text}; {where}",
+        f"{text}; {where}{f'. The process said last: {said}' if said else ''}",
         remedy="Read the last lines above and logs/rank-*.log in the run folder, mend the cause, then give the same command again.",
     )

@@ -7,7 +7,8 @@ Steps that were done again are not counted twice: going back to a step drops wha
 from collections.abc import Iterable
 from typing import Any, assert_never
 
-from mem_core.core.run.fold_parts import Checkpoints, Failures, LineOfWork
+from mem_core.core.run.fold_checkpoints import Checkpoints
+from mem_core.core.run.fold_parts import Failures, LineOfWork
 from mem_core.core.run.goodput import WallTimeFold
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.events import (
@@ -15,7 +16,10 @@ from mem_core.domain.events import (
     BatchSkipped,
     CheckpointCommitted,
     CheckpointJudged,
+    CheckpointMirrored,
     CheckpointRemoved,
+    CheckpointSealed,
+    DataPrepared,
     DoctorReported,
     Evaluated,
     Event,
@@ -26,13 +30,14 @@ from mem_core.domain.events import (
     OomAbsorbed,
     PolicyDecided,
     Recovered,
+    Resumed,
     RunEnded,
     SegmentEnded,
     SegmentStarted,
     TimeSpent,
 )
 from mem_core.domain.plan import MemoryPlanChange
-from mem_core.domain.run import DecidedSegment, MemorySummary, PolicyCounts, RunResult, RunState, RunStatus
+from mem_core.domain.run import DataSummary, DecidedSegment, MemorySummary, PolicyCounts, RunResult, RunState, RunStatus
 from mem_core.domain.segment import SegmentCompleted, SegmentInterrupted
 
 
@@ -75,8 +80,9 @@ class RunFold:
         self._decided: dict[int, DecidedSegment] = {}
         self._num_decisions = self._num_clamped = self._num_refused = 0
         self._report: EnvironmentReport | None = None
+        self._data: DataSummary | None = None
         self._peak_bytes = 0
-        self._validation_loss: float | None = None
+        self._evaluated: Evaluated | None = None
 
     def add(self, line: JournalLine) -> None:
         """Take the next line."""
@@ -90,12 +96,15 @@ class RunFold:
             case TimeSpent():
                 self._time.time_spent(line.time_unix_s, event.seconds)
             case _:
+                self._time.alive(line.time_unix_s)
                 self._add_untimed(event)
 
     def _add_untimed(self, event: Event) -> None:
         match event:
             case DoctorReported():
                 self._report = event.report
+            case DataPrepared():
+                self._data = event.data
             case PolicyDecided():
                 self._on_policy_decided(event)
             case SegmentStarted():
@@ -112,18 +121,25 @@ class RunFold:
             case CheckpointJudged():
                 if self._checkpoints.judged(event):
                     self._failures.progressed()
+                elif not event.verdict.valid:
+                    self._failures.set_aside(event.verdict.step)
             case CheckpointRemoved():
                 self._checkpoints.removed(event.step)
+            case CheckpointMirrored():
+                self._checkpoints.mirrored(event)
             case OomAbsorbed():
                 self._failures.oom_absorbed()
             case FaultMet():
                 self._failures.fault_met(event)
                 self._back_step = event.step
+            case Resumed():
+                self._line.resume(event)
+                self._back_step = None
             case Recovered():
                 self._failures.recovered(event)
             case Evaluated():
-                self._validation_loss = event.validation_loss
-            case BatchSkipped() | Noted() | AttemptStarted() | RunEnded() | TimeSpent():
+                self._evaluated = event
+            case CheckpointSealed() | BatchSkipped() | Noted() | AttemptStarted() | RunEnded() | TimeSpent():
                 pass
             case _:
                 assert_never(event)
@@ -165,17 +181,21 @@ class RunFold:
             weights_digest=committed[1] or ended[1],
             loss_first=line.loss_first,
             loss_last=line.loss_last,
-            validation_loss=self._validation_loss,
+            validation_loss=self._evaluated.validation_loss if self._evaluated else None,
+            validation_rows=self._evaluated.validation_rows if self._evaluated else None,
+            validation_rows_total=self._evaluated.validation_rows_total if self._evaluated else None,
             tokens=line.tokens,
-            tokens_per_s=line.tokens / line.duration_s if line.duration_s > 0 else 0.0,
+            tokens_per_s=line.tokens_per_s,
             restarts=self._failures.restarts,
             ooms_absorbed=self._failures.ooms_absorbed,
             ooms_fatal=self._failures.ooms_fatal,
             faults=self._failures.records(),
             checkpoints=self._checkpoints.counts(),
+            mirror=self._checkpoints.mirror(),
             policy=PolicyCounts(decisions=self._num_decisions, clamped=self._num_clamped, refused=self._num_refused),
             goodput=self._time.total(),
             memory=self._memory(),
+            data=self._data,
             device=self._report.device if self._report else "",
             report_url=report_url,
             run_folder=run_folder,

@@ -1,9 +1,9 @@
-"""The parts of the run fold: the line of work, the failures, the checkpoints. Each is small, total and linear."""
+"""The parts of the run fold: the line of work and the failures (checkpoints: `fold_checkpoints`). Each is small, total and linear."""
 
 from dataclasses import dataclass
 
-from mem_core.domain.events import CheckpointCommitted, CheckpointJudged, FaultMet, Recovered
-from mem_core.domain.run import CheckpointCounts, FaultRecord, RepeatedFailure
+from mem_core.domain.events import FaultMet, Recovered, Resumed
+from mem_core.domain.run import FaultRecord, RepeatedFailure
 from mem_core.domain.segment import OutOfMemory, SegmentCompleted, SegmentFailure, SegmentInterrupted, describe_failure
 
 KILLED_FAULT_KIND = "run_killed"
@@ -50,6 +50,12 @@ class LineOfWork:
         return next((stretch.loss_last for stretch in reversed(self._stretches) if stretch.loss_last is not None), None)
 
     @property
+    def tokens_per_s(self) -> float:
+        """Over the time of the segments that count; tokens of segments that the journal lost have no time."""
+        timed_tokens = self.tokens - sum(stretch.tokens for stretch in self._stretches if stretch.duration_s <= 0)
+        return timed_tokens / self.duration_s if self.duration_s > 0 else 0.0
+
+    @property
     def digests(self) -> tuple[str, str]:
         """(trajectory digest, weights digest) of the position, empty where the segment named none."""
         if not self._stretches or self._stretches[-1].to_step != self.applied_steps:
@@ -83,6 +89,18 @@ class LineOfWork:
         self.go_back(step)
         self.applied_steps = max(self.applied_steps, step)
         self.reached(step)
+
+    def resume(self, event: Resumed) -> None:
+        """Work goes on from a checkpoint; where the journal has lost what led there, the checkpoint's own word stands for it."""
+        self.go_to(event.step)
+        if self._stretches and self._stretches[-1].to_step == event.step:
+            return
+        self._skipped_steps = max(0, event.batch_index - event.step)
+        tokens = max(0, event.tokens - self.tokens)
+        self.tokens += tokens
+        self._stretches.append(
+            _Stretch(event.step, self.batch_index, tokens, 0.0, None, None, event.trajectory_digest, event.weights_digest)
+        )
 
     def go_back(self, step: int) -> None:
         """Drop what lies beyond `step`; nothing happens where nothing does."""
@@ -120,6 +138,7 @@ class Failures:
         self._reached_step: int | None = None
         self._restart_due = False
         self._oom_due = False
+        self._failed_loads: dict[int, int] = {}
         self.now_s = 0.0
         self.restarts = 0
         self.ooms_absorbed = 0
@@ -144,6 +163,9 @@ class Failures:
     def segment_failed(self, failure: SegmentFailure, validated_step: int, reached_step: int | None) -> None:
         """A segment ended badly."""
         self.without_progress += 1
+        loading = failure.evidence.restoring_step
+        if loading is not None:
+            self._failed_loads[loading] = self._failed_loads.get(loading, 0) + 1
         self._reached_step = reached_step
         self._restart_due = True
         self._oom_due = isinstance(failure, OutOfMemory)
@@ -183,6 +205,7 @@ class Failures:
     def started_anew(self) -> None:
         """An attempt after an orderly end: somebody chose to go on, so the count of failures begins again."""
         self.without_progress = self.kills_without_progress = 0
+        self._failed_loads.clear()
         self.repeated = None
         self._restart_due = self._oom_due = False
 
@@ -205,6 +228,11 @@ class Failures:
     def progressed(self) -> None:
         """The validated step rose."""
         self.without_progress = self.kills_without_progress = 0
+        self._failed_loads.clear()
+
+    def set_aside(self, step: int) -> None:
+        """A checkpoint was condemned: tries that failed in loading it say nothing about the run."""
+        self.without_progress = max(0, self.without_progress - self._failed_loads.pop(step, 0))
 
     def _name_the_unnamed(self) -> None:
         if self._unnamed:
@@ -220,81 +248,3 @@ class Failures:
 
     def _latest(self, kind: str) -> int:
         return self._open[kind][-1]
-
-
-class _Steps:
-    """A set of steps that knows its newest one without a search, except after that one was taken out."""
-
-    def __init__(self) -> None:
-        self._steps: set[int] = set()
-        self.newest: int | None = None
-
-    def __len__(self) -> int:
-        return len(self._steps)
-
-    def add(self, step: int) -> None:
-        self._steps.add(step)
-        self.newest = step if self.newest is None else max(self.newest, step)
-
-    def discard(self, step: int) -> None:
-        self._steps.discard(step)
-        if step == self.newest:
-            self.newest = max(self._steps, default=None)
-
-
-class Checkpoints:
-    """Checkpoints by fate: committed, then proven or rejected, then perhaps removed."""
-
-    def __init__(self) -> None:
-        self._digests: dict[int, tuple[str, str]] = {}
-        self._sound = _Steps()
-        self._valid = _Steps()
-        self._proven: set[tuple[int, str]] = set()
-        self._rejected: set[tuple[int, str]] = set()
-        self._num_written = 0
-        self._highest_validated_step = -1
-
-    @property
-    def newest_validated_step(self) -> int | None:
-        """Newest step that was proven and is still there."""
-        return self._valid.newest
-
-    @property
-    def newest_committed_step(self) -> int | None:
-        """Newest step that is there and was not rejected."""
-        return self._sound.newest
-
-    def counts(self) -> CheckpointCounts:
-        """Written counts commits; validated and rejected count distinct manifests; kept is what is there and not rejected."""
-        return CheckpointCounts(written=self._num_written, validated=len(self._proven), rejected=len(self._rejected), kept=len(self._sound))
-
-    def digests_at(self, step: int) -> tuple[str, str]:
-        """(trajectory digest, weights digest) of the commit at `step`, empty where there is none."""
-        return self._digests.get(step, ("", ""))
-
-    def committed(self, event: CheckpointCommitted) -> None:
-        """Files and manifest are durable."""
-        self._num_written += 1
-        self._sound.add(event.step)
-        self._valid.discard(event.step)
-        self._digests[event.step] = (event.trajectory_digest, event.weights_digest)
-
-    def judged(self, event: CheckpointJudged) -> bool:
-        """Take a verdict; True where the validated step rose above every earlier one."""
-        verdict = event.verdict
-        key = (verdict.step, verdict.manifest_sha256)
-        if not verdict.valid:
-            self._rejected.add(key)
-            self.removed(verdict.step)
-            return False
-        self._proven.add(key)
-        self._sound.add(verdict.step)
-        self._valid.add(verdict.step)
-        rose = verdict.step > self._highest_validated_step
-        self._highest_validated_step = max(self._highest_validated_step, verdict.step)
-        return rose
-
-    def removed(self, step: int) -> None:
-        """Rotation or quarantine took it away."""
-        self._sound.discard(step)
-        self._valid.discard(step)

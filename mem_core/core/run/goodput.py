@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from mem_core.domain.errors import InternalError
 from mem_core.domain.events import TimeSpent
-from mem_core.domain.run import GOODPUT_BUCKETS, Goodput
+from mem_core.domain.run import BETWEEN_ATTEMPTS, GOODPUT_BUCKETS, Goodput
 
 
 class GoodputLedger:
@@ -100,21 +100,32 @@ def split_productive(from_step: int, to_step: int, highest_step: int, duration_s
 class WallTimeFold:
     """Adds up `time_spent` over attempts and fills the holes between them.
 
-    A killed attempt's time after its last `time_spent` and until the next attempt starts is `restart`; after an orderly end
-    it is `idle`. A ledger that began before its `attempt_started` line shortens the hole before it, so nothing counts twice.
+    After an orderly end no attempt lives until the next one starts: `between_attempts`, outside the fraction, since nobody had asked
+    for the run to go on. An attempt that was killed had lived at least until its last line, and may have worked for as long as the
+    longest stretch that was ever measured in one go: that much of the hole is `restart`, the rest is between attempts as well.
+    A ledger that began before its `attempt_started` line shortens the hole before it, so nothing counts twice.
     """
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
         self._covered_until_s: float | None = None
-        self._hole_s = 0.0
-        self._hole_bucket = "idle"
+        self._alive_until_s = -math.inf
+        self._longest_stretch_s = 0.0
+        self._lost_hole_s = 0.0
+        self._dead_hole_s = 0.0
+
+    def alive(self, time_s: float) -> None:
+        """A line of any kind: its writer lived at `time_s`."""
+        if math.isfinite(time_s):
+            self._alive_until_s = time_s
 
     def attempt_started(self, time_s: float, *, previous_killed: bool) -> None:
         """A process took over at `time_s` (Unix seconds)."""
-        self._close_hole()
-        self._hole_s = self._uncovered(time_s)
-        self._hole_bucket = "restart" if previous_killed else "idle"
+        self._close_holes()
+        hole_s = self._uncovered(time_s)
+        known_s = self._alive_until_s - self._covered_until_s if self._covered_until_s is not None else 0.0
+        self._lost_hole_s = min(hole_s, max(0.0, known_s, self._longest_stretch_s)) if previous_killed else 0.0
+        self._dead_hole_s = hole_s - self._lost_hole_s
         self._cover(time_s)
 
     def time_spent(self, time_s: float, seconds: Mapping[str, float]) -> None:
@@ -123,29 +134,33 @@ class WallTimeFold:
         Inside an attempt the measured seconds are believed and not the time of day, which may jump.
         """
         usable = {name: value for name, value in seconds.items() if math.isfinite(value) and value > 0}
-        before_start_s = sum(usable.values()) - self._uncovered(time_s)
-        self._hole_s = max(0.0, self._hole_s - max(0.0, before_start_s))
-        self._close_hole()
+        total_s = sum(usable.values())
+        before_start_s = max(0.0, total_s - self._uncovered(time_s))
+        from_dead_s = min(self._dead_hole_s, before_start_s)
+        self._dead_hole_s -= from_dead_s
+        self._lost_hole_s = max(0.0, self._lost_hole_s - (before_start_s - from_dead_s))
+        self._close_holes()
+        self._longest_stretch_s = max(self._longest_stretch_s, total_s)
         for name, value in usable.items():
             self._add(name, value)
         self._cover(time_s)
 
     def attempt_ended(self, time_s: float) -> None:
         """An orderly end at `time_s`."""
-        self._close_hole()
+        self._close_holes()
         self._add("idle", self._uncovered(time_s))
         self._cover(time_s)
 
     def total(self) -> Goodput:
-        """Seconds by bucket in the order of GOODPUT_BUCKETS (unknown names last), and the productive fraction."""
+        """Seconds by bucket in the order of GOODPUT_BUCKETS (unknown names last), and the productive fraction of what an attempt lived."""
         seconds = dict(self._seconds)
-        if self._hole_s > 0:
-            seconds[self._hole_bucket] = seconds.get(self._hole_bucket, 0.0) + self._hole_s
+        for bucket, hole_s in (("restart", self._lost_hole_s), (BETWEEN_ATTEMPTS, self._dead_hole_s)):
+            if hole_s > 0:
+                seconds[bucket] = seconds.get(bucket, 0.0) + hole_s
         names = [*(name for name in GOODPUT_BUCKETS if name in seconds), *(name for name in seconds if name not in GOODPUT_BUCKETS)]
-        wall_s = sum(seconds.values())
-        return Goodput(
-            fraction=seconds.get("productive", 0.0) / wall_s if wall_s > 0 else 0.0, seconds={name: seconds[name] for name in names}
-        )
+        goodput = Goodput(seconds={name: seconds[name] for name in names})
+        lived_s = goodput.lived_s
+        return goodput.model_copy(update={"fraction": seconds.get("productive", 0.0) / lived_s if lived_s > 0 else 0.0})
 
     def _uncovered(self, time_s: float) -> float:
         if self._covered_until_s is None or not math.isfinite(time_s):
@@ -155,10 +170,12 @@ class WallTimeFold:
     def _cover(self, time_s: float) -> None:
         if math.isfinite(time_s):
             self._covered_until_s = time_s
+            self._alive_until_s = max(self._alive_until_s, time_s)
 
-    def _close_hole(self) -> None:
-        self._add(self._hole_bucket, self._hole_s)
-        self._hole_s = 0.0
+    def _close_holes(self) -> None:
+        self._add("restart", self._lost_hole_s)
+        self._add(BETWEEN_ATTEMPTS, self._dead_hole_s)
+        self._lost_hole_s = self._dead_hole_s = 0.0
 
     def _add(self, bucket: str, duration_s: float) -> None:
         if duration_s > 0:

@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from mem_core.core.run.state_manager import read_lease
+from mem_core.core.run.lease import read_lease
 from mem_core.domain.environment import HolderObservation
 
 

@@ -1,6 +1,6 @@
 """What may change when a run goes on: nothing that decides the weights, beside more steps and, where allowed, the shape. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, cast
 
 from mem_core.domain.capabilities import is_convertible
@@ -16,11 +16,14 @@ RESHARD_CHANGES = ("parallel.num_ranks", "parallel.zero_stage")
 NEVER_DONE = ("parallel.offload_optimizer",)
 
 
-def reconcile(stored: RuntimeRequest, asked: RuntimeRequest, *, allow_reshard: bool = False) -> RuntimeRequest:
+def reconcile(
+    stored: RuntimeRequest, asked: RuntimeRequest, *, allow_reshard: bool = False, as_born: Collection[str] = ()
+) -> RuntimeRequest:
     """The request that a resumed run goes on with: what was asked, on the frozen values of birth.
 
     A signed URL counts as the file behind it: the signature of a resumed run is another one.
-    `allow_reshard`: ranks and ZeRO stage may change too; the checkpoint is then converted (core/reshard.py).
+    `allow_reshard`: ranks and ZeRO stage may change too; the checkpoint is then converted (core/reshard.py). `as_born`: dotted
+    names of values that nobody asked for, since a front derived them from others: they stay as they were at birth.
 
     Raises:
         RequestError: a value that decides the weights differs from the one the run was born with.
@@ -28,6 +31,8 @@ def reconcile(stored: RuntimeRequest, asked: RuntimeRequest, *, allow_reshard: b
     old, new = shown_request(stored).model_dump(mode="json"), shown_request(asked).model_dump(mode="json")
     horizon = _frozen_horizon(old, asked)
     new["training"]["schedule_steps"] = horizon
+    for path in as_born:
+        _copy(old, new, path.split("."))
     stages = stored.parallel.zero_stage, asked.parallel.zero_stage
     allowed_changes = ALLOWED_CHANGES + (RESHARD_CHANGES if allow_reshard else ()) + (NEVER_DONE if stages == (0, 0) else ())
     for path, before, after in _differences(old, new):
@@ -47,6 +52,12 @@ def reconcile(stored: RuntimeRequest, asked: RuntimeRequest, *, allow_reshard: b
 def _frozen_horizon(old: dict[str, Any], asked: RuntimeRequest) -> int:
     """The schedule's horizon is frozen at birth; leaving it out of a later request means "as it was"."""
     return asked.training.schedule_steps or old["training"]["schedule_steps"]
+
+
+def _copy(source: dict[str, Any], target: dict[str, Any], path: list[str]) -> None:
+    for section in path[:-1]:
+        source, target = source[section], target[section]
+    target[path[-1]] = source[path[-1]]
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from mem_core.domain.errors import NoValidCheckpoint, RequestError
 from mem_core.domain.plan import MemoryPlan
@@ -31,6 +31,7 @@ class RunRecord(Value):
     data_fingerprint: str
     model_fingerprint: str
     versions: dict[str, str] = {}
+    encoding: dict[str, str] = Field(default={}, description="All that decides token ids, part by part; empty where it was not kept.")
     born_unix_s: float = 0.0
 
 

@@ -14,54 +14,18 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
+from mem_core.core.run.lease import LEASE_S, LeaseFile, newest_attempt, read_lease
 from mem_core.core.run.record import RECORD_NAME, SEAL_NAME, RunRecord, plain_text, read_record, refuse_lost_record, seal, sealed_text
 from mem_core.domain.errors import RunHeld, StoreUnavailable
 from mem_core.domain.events import GENESIS_SHA256, AttemptStarted, Event, JournalLine, Noted, PolicyDecided, SegmentStarted
 from mem_core.domain.request import shown_request
 from mem_core.domain.secrets import hide_in_urls, in_texts
-from mem_core.domain.units import Value
-from mem_core.infrastructure.machine.process_facts import boot_id, start_ticks
 from mem_core.infrastructure.storage.journal_file import append_line, attempt_files, read_attempt
-from mem_core.infrastructure.storage.reading import read_json
-from mem_core.infrastructure.storage.writing import SHARED, replace_text
-
-LEASE_S = 30.0
-
-
-class Lease(Value):
-    """Who holds a run. On one machine pid, start time and boot id name the holder for certain."""
-
-    run_id: str
-    attempt: int = Field(ge=1)
-    pid: int = Field(ge=1, lt=2**31, description="Never 0 or less: a signal to such a number reaches every process there is.")
-    start_ticks: int
-    boot_id: str
-    host: str
-    since_unix_s: float
-    expires_unix_s: float
-    released: bool = False
-
-    def holder_alive(self, now_unix_s: float) -> bool:
-        """Whether the holder may still write: certain on this machine, by the lease time elsewhere."""
-        if self.released:
-            return False
-        if self.host == socket.gethostname() and self.boot_id == boot_id() and start_ticks(self.pid) != self.start_ticks:
-            return False
-        if self.host == socket.gethostname() and self.boot_id != boot_id():
-            return False
-        return now_unix_s < self.expires_unix_s
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a small file as a whole: a reader sees the old or the new text, after a crash too."""
-    try:
-        replace_text(path, text)
-    except OSError as exc:
-        raise StoreUnavailable(
-            "cannot write", field="store", value=f"{path}: {exc.strerror}", remedy="Free space or give a writable store."
-        ) from exc
+from mem_core.infrastructure.storage.presence import Patience, StorePresence
+from mem_core.infrastructure.storage.whole_file import write_atomically
+from mem_core.infrastructure.storage.writing import SHARED
 
 
 def read_journal(folder: Path) -> list[JournalLine]:
@@ -90,13 +54,15 @@ def _raw_lines(folder: Path) -> Iterator[bytes]:
 class StateManager:
     """Holds one run folder for one attempt. Create with `acquire`; every writer asks `fence` before it publishes."""
 
-    def __init__(self, folder: Path, run_id: str, attempt: int, clock: Callable[[], float]) -> None:
+    def __init__(self, folder: Path, run_id: str, attempt: int, clock: Callable[[], float], patience: Patience) -> None:
         self.folder = folder
         self.run_id = run_id
         self.attempt = attempt
         self._clock = clock
         self._lock = threading.Lock()
         self._path = _journal_path(folder, attempt)
+        self._lease = LeaseFile(folder, run_id, attempt, clock)
+        self._presence = StorePresence(self._path, patience)
         self._num_lines = 0
         self.listeners: list[Callable[[JournalLine], None]] = []
         self._previous_sha256 = GENESIS_SHA256
@@ -104,11 +70,18 @@ class StateManager:
 
     @classmethod
     def acquire(
-        cls, root: Path, run_id: str, clock: Callable[[], float] = time.time, lease_s: float = LEASE_S, at_least: int = 1
+        cls,
+        root: Path,
+        run_id: str,
+        clock: Callable[[], float] = time.time,
+        lease_s: float = LEASE_S,
+        at_least: int = 1,
+        patience: Patience | None = None,
     ) -> "StateManager":
         """Take the run folder, replacing a dead holder at once and a silent one after its lease.
 
-        `at_least` is the lowest attempt number to use: a store that other machines write to may have seen higher ones.
+        `at_least` is the lowest attempt number to use: a store that other machines write to may have seen higher ones. `patience`: how
+        long a store that goes away later is waited for. Here and nowhere else the store's root is made.
 
         Raises:
             RunHeld: another process holds it (who, since when). StoreUnavailable: the folder cannot be written.
@@ -122,8 +95,8 @@ class StateManager:
             ) from exc
         lease = read_lease(folder)
         if lease is not None and lease.holder_alive(clock()):
-            raise _held(lease)
-        state = cls(folder, run_id, max(_newest_attempt(folder) + 1, at_least), clock)
+            raise lease.held()
+        state = cls(folder, run_id, max(newest_attempt(folder) + 1, at_least), clock, patience or Patience())
         state._claim(lease_s)
         return state
 
@@ -134,33 +107,24 @@ class StateManager:
             self._previous_sha256 = hashlib.sha256(raw[-1]).hexdigest()
         try:
             os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, SHARED))
+            self._presence.remember()
         except FileExistsError as exc:
             raise RunHeld(
                 f"run {self.run_id} was taken by another start in the same moment", remedy="Wait for it, or use another run_id."
             ) from exc
         except OSError as exc:
             raise StoreUnavailable("cannot write the journal", value=exc.strerror, remedy="Free space or give a writable store.") from exc
-        self._write_lease(lease_s, released=False)
+        self._lease.write(lease_s)
+        self._lease.forget_older()
         renewal = threading.Thread(target=self._renew, args=(lease_s,), name="lease-renewal", daemon=True)
         renewal.start()
-
-    def _write_lease(self, lease_s: float, released: bool) -> None:
-        now = self._clock()
-        pid = os.getpid()
-        since = getattr(self, "_since_unix_s", now)
-        self._since_unix_s = since
-        lease = Lease(
-            run_id=self.run_id, attempt=self.attempt, pid=pid, start_ticks=start_ticks(pid) or 0, boot_id=boot_id(),
-            host=socket.gethostname(), since_unix_s=since, expires_unix_s=now + lease_s, released=released,
-        )  # fmt: skip
-        write_atomically(self.folder / "lease.json", lease.model_dump_json(indent=2))
 
     def _renew(self, lease_s: float) -> None:
         while not self._stop_renewal.wait(lease_s / 3):
             if self.fenced_by() is not None:
                 return
             with contextlib.suppress(StoreUnavailable):  # a full disk must not end training; the next try may succeed
-                self._write_lease(lease_s, released=False)
+                self._lease.write(lease_s)
 
     def release(self) -> None:
         """Give the run back, unless a newer attempt has it already."""
@@ -168,27 +132,39 @@ class StateManager:
         if self.fenced_by() is not None:
             return
         try:
-            self._write_lease(0.0, released=True)
-        except StoreUnavailable:  # a full disk takes no new lease, but lets the old one go
-            with contextlib.suppress(OSError):
-                (self.folder / "lease.json").unlink()
+            self._lease.write(0.0, released=True)
+        except StoreUnavailable:
+            self._lease.drop()
+
+    def await_store(self) -> None:
+        """Return when the run folder is where it was taken; at once unless the store was moved away or unmounted under the run.
+
+        Nothing of it is ever made again in the middle of a run: that would fill the disk under a mount point, and stand in the way when
+        the store comes back.
+
+        Raises:
+            StoreUnavailable: it did not come back in time.
+        """
+        self._presence.wait()
 
     def fenced_by(self) -> int | None:
         """The newer attempt that has taken over, or None."""
         return self.attempt + 1 if _journal_path(self.folder, self.attempt + 1).exists() else None
 
     def fence(self) -> None:
-        """Raises RunHeld where a newer attempt has begun: this one must neither publish nor delete any more."""
+        """Raises RunHeld where a newer attempt has begun: this one must neither publish nor delete any more. See also `await_store`."""
+        self.await_store()
         if self.fenced_by() is not None:
             lease = read_lease(self.folder)
             raise (
-                _held(lease)
+                lease.held()
                 if lease is not None
                 else RunHeld(f"run {self.run_id} was taken over", remedy="Another process goes on with it; nothing is to be done here.")
             )
 
     def emit(self, event: Event) -> JournalLine:
-        """Append one event, durably. The line carries the SHA-256 of the line before it."""
+        """Append one event, durably. The line carries the SHA-256 of the line before it. Raises StoreUnavailable."""
+        self.await_store()
         with self._lock:
             line = _without_secrets(
                 JournalLine(
@@ -252,14 +228,6 @@ class StateManager:
             self.emit(Noted(text=f"{damaged} was lost or damaged and was written again from its copy"))
 
 
-def read_lease(folder: Path) -> Lease | None:
-    """lease.json, or None where there is none or it cannot be read."""
-    try:
-        return Lease.model_validate(read_json(folder / "lease.json"))
-    except (OSError, ValueError):
-        return None
-
-
 def _without_secrets(line: JournalLine) -> JournalLine:
     """The line to be written. A decision stays as it is: it is recomputed from the very words of the advice, which hold no key."""
     raw = line.model_dump_json()
@@ -268,17 +236,5 @@ def _without_secrets(line: JournalLine) -> JournalLine:
     return JournalLine.model_validate_json(json.dumps(in_texts(json.loads(raw), hide_in_urls)))
 
 
-def _held(lease: Lease) -> RunHeld:
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(lease.since_unix_s))
-    return RunHeld(
-        f"run {lease.run_id} is held by process {lease.pid} on {lease.host} since {since} (attempt {lease.attempt})",
-        remedy=f"Wait for it, stop it with: mem stop {lease.run_id}, or use another run_id.",
-    )
-
-
 def _journal_path(folder: Path, attempt: int) -> Path:
     return folder / "journal" / f"attempt-{attempt:04d}.jsonl"
-
-
-def _newest_attempt(folder: Path) -> int:
-    return max((number for number, _ in attempt_files(folder / "journal")), default=0)

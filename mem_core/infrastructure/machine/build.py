@@ -1,11 +1,13 @@
 """What building and loading DeepSpeed's ops would meet here: compiler, ninja, compiled libraries, and locks of killed builds."""
 
 import contextlib
+import mmap
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,6 +61,22 @@ def observe_build(folder: Path, environ: Mapping[str, str], *, load: bool = Fals
     )
 
 
+def executable_problem(folder: Path) -> str:
+    """Why compiled code in this folder (made where it is missing) could not be loaded; empty where it can be.
+
+    Loading maps a file with permission to execute: a folder mounted `noexec` refuses that, whatever its mode bits say.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".exec-probe-") as file:
+            file.write(bytes(mmap.PAGESIZE))
+            file.flush()
+            mmap.mmap(file.fileno(), mmap.PAGESIZE, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_EXEC).close()
+    except OSError as exc:
+        return exc.strerror or str(exc)
+    return ""
+
+
 def find_stale_locks(folder: Path, root: Path = Path("/"), now_unix_s: float | None = None) -> tuple[LockObservation, ...]:
     """Every build lock under an op folder, and whether its builder is gone.
 
@@ -98,7 +116,7 @@ def _judge_lock(path: Path, now_unix_s: float, *, shared: bool, root: Path) -> L
         return LockObservation(path=str(path), age_s=0, stale=False, reason="it has just gone")
     owner, all_seen = _process_with_open(path, root)
     if owner is not None:
-        return LockObservation(path=str(path), age_s=age_s, stale=False, reason=f"process {owner} has it open")
+        return LockObservation(path=str(path), age_s=age_s, stale=False, reason=f"process {owner} has it open", owner_pid=owner)
     if shared or not all_seen:
         where = "its folder is on a shared filesystem" if shared else "some processes cannot be looked at"
         stale = age_s > SHARED_LOCK_MAX_AGE_S

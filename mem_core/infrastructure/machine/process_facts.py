@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from mem_core.domain.errors import EnvironmentUnfit
 from mem_core.infrastructure.storage.reading import open_regular
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -54,6 +55,15 @@ def memory_lines() -> tuple[str, ...]:
         return tuple(" ".join(line.split()) for line in file if line.startswith(("Vm", "Rss", "Threads")))
 
 
+def command_of(pid: int, max_characters: int = 120) -> str:
+    """The command line of a process, cut to a readable length; empty when it is gone."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    except OSError:
+        return ""
+    return " ".join(word.decode("utf-8", "replace") for word in words)[:max_characters]
+
+
 def boot_id() -> str:
     """Identity of this boot of this machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -69,3 +79,27 @@ def tail(path: Path, num_lines: int, max_bytes: int = 16_384) -> tuple[str, ...]
     except OSError:
         return ()
     return tuple(text.splitlines()[-num_lines:])
+
+
+def refuse_lost_working_folder() -> None:
+    """Every worker starts in the folder that this process stands in; one that is gone kills each of them without a word.
+
+    Raises:
+        EnvironmentUnfit: it was deleted, moved out of reach or cannot be entered any more.
+    """
+    try:
+        stands = os.getcwd()
+        os.stat(stands)
+    except OSError as exc:
+        raise EnvironmentUnfit(
+            "the working folder is gone",
+            value=_last_known_folder(),
+            remedy=f"Go to a folder that exists and give the command there ({exc.strerror}).",
+        ) from exc
+
+
+def _last_known_folder() -> str:
+    try:
+        return os.readlink("/proc/self/cwd")
+    except OSError:
+        return "its name is not known any more"

@@ -11,9 +11,9 @@ import signal
 PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel for SIGKILL when the parent dies, and leave at once if it already has."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def die_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
+    """Ask the kernel for that signal when the parent dies, and leave at once if it already has."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(3)
 

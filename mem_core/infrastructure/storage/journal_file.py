@@ -53,7 +53,7 @@ def append_line(path: Path, line: bytes, patience_s: Sequence[float] = PATIENCE_
     Raises:
         OSError: the last try failed too.
     """
-    size_bytes = path.stat().st_size if path.exists() else 0
+    size_bytes = _size_or_none(path)
     for wait_s in patience_s:
         try:
             return _append(path, line)
@@ -74,7 +74,15 @@ def _append(path: Path, line: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _cut(path: Path, size_bytes: int) -> None:
-    """A part of the line that got through would swallow the next one."""
-    with contextlib.suppress(OSError):
-        os.truncate(path, size_bytes)
+def _size_or_none(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _cut(path: Path, size_bytes: int | None) -> None:
+    """A part of the line that got through would swallow the next one. Of a file that was not to be seen nothing is cut: it may be back."""
+    if size_bytes is not None:
+        with contextlib.suppress(OSError):
+            os.truncate(path, size_bytes)

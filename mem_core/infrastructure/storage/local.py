@@ -1,6 +1,7 @@
 """A folder of a file system as a `Store`: replace by rename, create-only by link, everything synced before it is named."""
 
 import contextlib
+import errno
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ class LocalStore:
     def __init__(self, root: Path, disk: Disk | None = None) -> None:
         self._root = root
         self._disk: Disk = disk or OsDisk()
+        self._seen = False
 
     @property
     def url(self) -> str:
@@ -98,6 +100,7 @@ class LocalStore:
     def _files(self, prefix: str) -> tuple[ObjectStat, ...]:
         folder = self._root / check_key(prefix, allow_empty=True) if prefix else self._root
         with self._translated(folder):
+            self._seen = self._seen or self._disk.kind(self._root) == "folder"
             if self._disk.kind(folder) != "folder":
                 return ()
             before = f"{prefix}/" if prefix else ""
@@ -111,8 +114,14 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _partial(self, path: Path) -> Iterator[Path]:
-        """A name beside `path` that is gone again afterwards, whatever happens; parents are made and made durable."""
+        """A name beside `path` that is gone again afterwards, whatever happens; parents are made and made durable.
+
+        The root is made the first time only: once it has been there, its absence means that the file system below it is gone.
+        """
+        if self._seen and self._disk.kind(self._root) is None:
+            raise FileNotFoundError(errno.ENOENT, "the store is gone", str(self._root))
         make_folders(self._disk, path.parent)
+        self._seen = True
         partial = path.with_name(f"{_PARTIAL}{uuid.uuid4().hex}")
         try:
             yield partial

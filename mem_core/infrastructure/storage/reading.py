@@ -22,7 +22,7 @@ RECORD_LIMIT_BYTES = 64 << 20
 JOURNAL_LIMIT_BYTES = 1 << 30
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISFIFO, "a named pipe"),
     (stat.S_ISSOCK, "a socket"),
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),

@@ -50,7 +50,7 @@ def write_segment_metrics(folder: Path, to_step: int, columns: Columns) -> Path:
             bound=", ".join(METRIC_DTYPES),
             remedy="Report this as a bug.",
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     final = folder / f"step-{to_step:09d}.npz"
     temporary = folder / f"{_TEMPORARY_PREFIX}{os.getpid()}-{final.name}"
     try:

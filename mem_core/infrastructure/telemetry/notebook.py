@@ -1,6 +1,6 @@
 """A `RunResult` as people see it in a notebook or as text; light imports only."""
 
-from mem_core.domain.run import RunResult
+from mem_core.domain.run import BETWEEN_ATTEMPTS, RunResult, rows_words
 from mem_core.domain.units import format_bytes, format_seconds
 from mem_core.infrastructure.telemetry.html import Html, element, escape, join
 
@@ -14,13 +14,17 @@ def result_facts(result: RunResult) -> list[tuple[str, str]]:
     budget = f" of {format_bytes(memory.budget_bytes)} ({memory.binding_limit})" if memory.budget_bytes else ""
     facts = [
         ("steps", f"{result.applied_steps:,} applied, {result.skipped_steps:,} skipped"),
-        ("loss", f"{_number(result.loss_first)} → {_number(result.loss_last)}, validation {_number(result.validation_loss)}"),
+        (
+            "loss",
+            f"{_number(result.loss_first)} → {_number(result.loss_last)}, validation {_validation(result)}",
+        ),
         ("tokens", f"{result.tokens:,} at {result.tokens_per_s:,.0f} a second"),
-        ("goodput", f"{goodput.fraction:.1%} of {format_seconds(sum(goodput.seconds.values()))}"),
+        ("goodput", f"{goodput.fraction:.1%} of {format_seconds(goodput.lived_s)}"),
         ("faults", f"{len(result.faults):,} met, {num_recovered:,} recoveries measured, {result.restarts:,} restarts"),
         ("out of memory", f"{result.ooms_absorbed:,} absorbed, {result.ooms_fatal:,} fatal"),
         ("memory", f"peak {format_bytes(memory.peak_bytes)}{budget}" if memory.peak_bytes else ""),
         ("checkpoints", f"{counts.written:,} written, {counts.validated:,} validated, {counts.rejected:,} rejected, {counts.kept:,} kept"),
+        ("remote copies", f"{result.mirror} in {result.mirror.url}" if result.mirror else ""),
         ("policy", f"{result.policy.decisions:,} decisions, {result.policy.clamped:,} clamped, {result.policy.refused:,} refused"),
         ("device", result.device),
         ("trajectory digest", result.trajectory_digest),
@@ -49,10 +53,11 @@ def result_html(result: RunResult) -> str:
 
 
 def _goodput_words(result: RunResult) -> Html:
-    wall_s = sum(result.goodput.seconds.values())
-    if wall_s <= 0:
+    lived_s = result.goodput.lived_s
+    if lived_s <= 0:
         return escape("")
-    shares = ", ".join(f"{name} {value / wall_s:.1%}" for name, value in result.goodput.seconds.items())
+    seconds = result.goodput.seconds.items()
+    shares = ", ".join(f"{name} {value / lived_s:.1%}" for name, value in seconds if name != BETWEEN_ATTEMPTS)
     return element("div", f"Time: {shares}", style="opacity:0.75;margin-top:4px")
 
 
@@ -66,6 +71,11 @@ def result_text(result: RunResult) -> str:
 
 def _recovery(recovered_s: float | None) -> str:
     return "recovery not measured" if recovered_s is None else f"recovered in {format_seconds(recovered_s)}"
+
+
+def _validation(result: RunResult) -> str:
+    words = rows_words(result.validation_rows, result.validation_rows_total)
+    return f"{_number(result.validation_loss)}{f' over {words}' if words else ''}"
 
 
 def _number(value: float | None) -> str:

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TextIO, assert_never
 
+from mem_core.domain.printable import printable
 from mem_core.domain.units import format_bytes, format_seconds
+from mem_core.infrastructure.telemetry.streams import terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -96,7 +98,8 @@ class ProgressDisplay:
         clock: Callable[[], float] = time.monotonic,
         width: int | None = None,
     ) -> None:
-        self._stream = sys.stderr if stream is None else stream
+        self._stream: TextIO = terminal() if stream is None else stream
+        self._on_stderr = stream is None or stream is sys.stderr
         self._is_live = self._stream.isatty() if live is None else live
         self._clock = clock
         self._width = width
@@ -128,7 +131,7 @@ class ProgressDisplay:
         if self._closed:
             return
         if self._live is not None:
-            self._guard(lambda: self._console().print(text, markup=False, highlight=False))
+            self._guard(lambda: self._console().print(printable(text), markup=False, highlight=False))
         else:
             self._write(text)
 
@@ -169,11 +172,9 @@ class ProgressDisplay:
         from rich.live import Live
 
         if self._live is None:
-            self._live = Live(
-                console=self._new_console(), auto_refresh=False, redirect_stdout=False, redirect_stderr=self._stream is sys.stderr
-            )
+            self._live = Live(console=self._new_console(), auto_refresh=False, redirect_stdout=False, redirect_stderr=self._on_stderr)
             self._live.start()
-        self._live.update(_live_line(view, describe(view, self._eta_s(view))), refresh=True)
+        self._live.update(_live_line(view, printable(describe(view, self._eta_s(view)))), refresh=True)
 
     def _new_console(self) -> "Console":
         from rich.console import Console
@@ -184,7 +185,7 @@ class ProgressDisplay:
         return self._live.console if self._live is not None else self._new_console()
 
     def _write(self, text: str) -> None:
-        self._guard(lambda: print(text, file=self._stream, flush=True))
+        self._guard(lambda: print(printable(text), file=self._stream, flush=True))
 
     def _guard(self, action: Callable[[], object]) -> None:
         """A terminal that went away must not end a run."""

@@ -7,6 +7,7 @@ from mem_core.infrastructure.telemetry.report_charts import all_charts, non_fini
 from mem_core.infrastructure.telemetry.report_data import ReportData
 from mem_core.infrastructure.telemetry.report_sections import (
     checkpoints_section,
+    data_section,
     environment_section,
     faults_section,
     identity_section,
@@ -43,6 +44,7 @@ def _parts(data: ReportData) -> tuple[Html, ...]:
         key_numbers(data),
         _charts(data),
         section("Where the time went", goodput_bar(data), note=_goodput_note(data)),
+        data_section(data),
         faults_section(data),
         checkpoints_section(data),
         policy_section(data),
@@ -63,7 +65,8 @@ def _charts(data: ReportData) -> Html:
 
 
 def _goodput_note(data: ReportData) -> str:
-    wall_s = sum(data.result.goodput.seconds.values())
-    return (
-        f"Every second of the run is in one bucket: {format_seconds(wall_s)} in all, {data.result.goodput.fraction:.1%} of them productive."
-    )
+    goodput = data.result.goodput
+    waited_s = sum(goodput.seconds.values()) - goodput.lived_s
+    waited = f" Between attempts nobody had asked it to go on for {format_seconds(waited_s)}, which count neither way." if waited_s else ""
+    lived = f"{format_seconds(goodput.lived_s)} in which an attempt lived, {goodput.fraction:.1%} of them productive"
+    return f"Every second of the run is in one bucket: {lived}.{waited}"

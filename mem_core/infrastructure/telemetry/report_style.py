@@ -16,6 +16,7 @@ BUCKET_COLOURS: Final[dict[str, str]] = {
     "planner_wait": "#8f8fd9",
     "validation_wait": "#b38867",
     "idle": "#9aa3ab",
+    "between_attempts": "#d5d9dd",
 }
 OTHER_BUCKET_COLOUR: Final = "#777777"
 

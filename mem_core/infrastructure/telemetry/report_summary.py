@@ -3,7 +3,7 @@
 import math
 from datetime import UTC, datetime
 
-from mem_core.domain.run import RunResult
+from mem_core.domain.run import BETWEEN_ATTEMPTS, RunResult, rows_words
 from mem_core.domain.units import format_bytes, format_seconds
 from mem_core.infrastructure.telemetry.html import Cell, Html, chip, counted, element, escape, join, table
 from mem_core.infrastructure.telemetry.report_data import ReportData
@@ -24,7 +24,8 @@ _BUCKET_WORDS = {
     "evaluation": "evaluating",
     "planner_wait": "waiting for the planner",
     "validation_wait": "waiting for a verdict on a checkpoint",
-    "idle": "nothing to do, or stopped in good order",
+    "idle": "nothing to do",
+    BETWEEN_ATTEMPTS: "no attempt lived: outside the fraction",
 }
 
 
@@ -46,7 +47,7 @@ def headline(data: ReportData) -> str:
     """One or two sentences that say how the run stands, also for somebody who reads nothing else."""
     result, timeline = data.result, data.timeline
     steps = f"{result.applied_steps:,} of {counted(data.max_steps, 'step')}" if data.max_steps else counted(result.applied_steps, "step")
-    wall_s = sum(result.goodput.seconds.values()) or timeline.last_unix_s - timeline.first_unix_s
+    wall_s = result.goodput.lived_s or timeline.last_unix_s - timeline.first_unix_s
     beginning = {
         "completed": f"Completed {steps} in {format_seconds(wall_s)}",
         "interrupted": f"Interrupted after {steps}; the same command goes on from there",
@@ -91,10 +92,10 @@ def _numbers(data: ReportData) -> list[tuple[str, str, str]]:
     return [
         ("Steps applied", f"{result.applied_steps:,}", f"{result.skipped_steps:,} skipped"),
         ("Loss, last segment", _number(result.loss_last), f"began at {_number(result.loss_first)}"),
-        ("Validation loss", _number(result.validation_loss), ""),
+        ("Validation loss", _number(result.validation_loss), rows_words(result.validation_rows, result.validation_rows_total)),
         ("Tokens", _large(result.tokens), f"{result.tokens:,}" if result.tokens >= _LARGE else ""),
         ("Tokens per second", f"{result.tokens_per_s:,.0f}", "while training"),
-        ("Goodput", f"{result.goodput.fraction:.1%}", "productive time ÷ all"),
+        ("Goodput", f"{result.goodput.fraction:.1%}", "productive ÷ time of its attempts"),
         ("Faults", f"{len(result.faults):,}", f"{num_recovered:,} with measured recovery"),
         ("Restarts", f"{result.restarts:,}", f"in {counted(data.timeline.num_attempts, 'attempt')}"),
         ("Out of memory", f"{result.ooms_absorbed:,} absorbed", f"{result.ooms_fatal:,} fatal"),
@@ -104,6 +105,7 @@ def _numbers(data: ReportData) -> list[tuple[str, str, str]]:
             f"{counts.validated:,} validated",
             f"{counts.written:,} written, {counts.rejected:,} rejected, {counts.kept:,} kept",
         ),
+        *([("Remote copies", str(result.mirror.at_step or "none"), f"{result.mirror} in {result.mirror.url}")] if result.mirror else []),
         ("Policy", counted(result.policy.decisions, "decision"), f"{result.policy.clamped:,} clamped, {result.policy.refused:,} refused"),
     ]
 
@@ -121,14 +123,19 @@ def _large(number: int) -> str:
 
 def goodput_bar(data: ReportData) -> Html:
     """A stacked bar with its table, which is also the legend."""
-    seconds = data.result.goodput.seconds
-    wall_s = sum(seconds.values())
-    if wall_s <= 0:
+    seconds, lived_s = data.result.goodput.seconds, data.result.goodput.lived_s
+    if lived_s <= 0:
         return element("p", "No time was recorded.", css="quiet")
-    parts = join(_slice(name, value / wall_s) for name, value in seconds.items())
-    alt = ", ".join(f"{name} {value / wall_s:.1%}" for name, value in seconds.items())
+    shares = {name: value / lived_s for name, value in seconds.items() if name != BETWEEN_ATTEMPTS}
+    parts = join(_slice(name, share) for name, share in shares.items())
+    alt = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
     rows: list[tuple[Cell, ...]] = [
-        (join((_key(name), name)), _BUCKET_WORDS.get(name, ""), escape(format_seconds(value)), f"{value / wall_s:.2%}")
+        (
+            join((_key(name), name)),
+            _BUCKET_WORDS.get(name, ""),
+            escape(format_seconds(value)),
+            f"{shares[name]:.2%}" if name in shares else "–",
+        )
         for name, value in sorted(seconds.items(), key=lambda item: -item[1])
     ]
     bar = element("div", parts, css="bar", role="img", aria_label=f"Time by bucket: {alt}")

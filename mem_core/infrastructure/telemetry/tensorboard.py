@@ -78,7 +78,7 @@ class TensorBoardWriter:
                 writer.write(event.SerializeToString())
 
     def _new_path(self) -> Path:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(exist_ok=True)
         stamps = [int(match.group(1)) for path in self._folder.iterdir() if (match := _FILE_NAME.match(path.name))]
         return self._folder / f"events.out.tfevents.{max([int(self._clock()), *(stamp + 1 for stamp in stamps)]):010d}.mem"
 

@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from mem_core.domain.checkpoint import checkpoint_name
-from mem_core.domain.errors import MemError, RunHeld
+from mem_core.domain.errors import MemError, RunHeld, StoreUnavailable
 from mem_core.infrastructure.storage.disk import Disk, remove_tree
 from mem_core.infrastructure.storage.local import make_folders
 
 _ATTEMPT = re.compile(r"^attempt-(\d+)$")
 _REPLACED = re.compile(r"^replaced-(\d+)-(step-\d{9,})$")
-_BAD = re.compile(r"^bad-(\d+)-(step-\d{9,})$")
+_BAD = re.compile(r"^(bad|whole)-(\d+)-(step-\d{9,})$")
+_SHELVES = {"bad": "q", "whole": "kept"}  # what is on its way to quarantine -> the first part of its name there
 _SAVE = re.compile(r"^save-(\d+)-step-(\d{9,})$")
 _COUNTED = re.compile(r"^[a-z]+-(\d+)(?:-|$)")
 
@@ -88,10 +89,16 @@ class AttemptArea:
             self._disk.rename(partial, target)
             self._disk.sync_folder(target.parent)
 
-    def to_quarantine(self, checkpoint: Path, keep: int) -> None:
-        """Move a bad checkpoint to quarantine and trim that to the `keep` newest; a crash in between is finished by `take_over`."""
-        self._shelve(self.aside("bad", checkpoint), checkpoint.name)
-        for name in self._numbered(self.quarantine)[:-keep]:
+    def to_quarantine(self, checkpoint: Path, keep: int, *, whole: bool = False) -> None:
+        """Move a checkpoint to quarantine; a crash in between is finished by `take_over`.
+
+        Damaged ones are trimmed to the `keep` newest. One that is `whole` (another run's, or one that the engine cannot load) is
+        somebody's work: it stays until a person removes it.
+        """
+        what = "whole" if whole else "bad"
+        self._shelve(self.aside(what, checkpoint), checkpoint.name, what)
+        damaged = [name for name in self._numbered(self.quarantine) if name.startswith(f"{_SHELVES['bad']}-")]
+        for name in damaged[:-keep]:
             with contextlib.suppress(OSError):
                 remove_tree(self._disk, self.aside("trash", self.quarantine / name))
 
@@ -118,10 +125,16 @@ class AttemptArea:
 
     @contextlib.contextmanager
     def fenced(self) -> Iterator[None]:
-        """Whatever fails after the own folder is gone fails because a newer attempt took it."""
+        """Whatever fails after the own folder is gone fails because a newer attempt took it, or because the store went away with it."""
         try:
             yield
         except (FileNotFoundError, NotADirectoryError, MemError) as exc:
+            if self._disk.kind(self._all) != "folder":
+                raise StoreUnavailable(
+                    f"the run folder {self._all.parent} is not there",
+                    field="store",
+                    remedy="Bring the store back, then give the same command.",
+                ) from exc
             if self._disk.kind(self.desk) != "folder":
                 raise self.held() from exc
             raise
@@ -144,7 +157,7 @@ class AttemptArea:
         for desk in desks:
             for entry in self._disk.entries(desk):
                 if match := _BAD.match(entry.name):
-                    self._shelve(desk / entry.name, match.group(2))
+                    self._shelve(desk / entry.name, match.group(3), match.group(1))
         for desk in desks:
             for name in reversed(self._numbered(desk)):
                 match = _REPLACED.match(name)
@@ -161,10 +174,17 @@ class AttemptArea:
             found.extend(path for path in inner if self._disk.kind(path) == "folder")
         return tuple(found)
 
-    def _shelve(self, bad: Path, name: str) -> None:
-        make_folders(self._disk, self.quarantine)
+    def make_again(self, folder: Path) -> None:
+        """A folder of the run that somebody removed under it; never anything above, which would be another store in the same place."""
+        if self._disk.kind(folder) is None:
+            with contextlib.suppress(FileExistsError):
+                self._disk.make_folder(folder)
+            self._disk.sync_folder(folder.parent)
+
+    def _shelve(self, bad: Path, name: str, what: str) -> None:
+        self.make_again(self.quarantine)
         number = self._next_number(self.quarantine)
-        self._disk.rename(bad, self.quarantine / f"q-{number}-{name}")
+        self._disk.rename(bad, self.quarantine / f"{_SHELVES[what]}-{number}-{name}")
         self._disk.sync_folder(self.quarantine)
         self._disk.sync_folder(bad.parent)
 

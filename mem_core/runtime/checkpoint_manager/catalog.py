@@ -1,8 +1,11 @@
 """Reads what lies in a run folder's checkpoints: steps, manifests, verdicts, pins. Changes nothing."""
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from mem_core.domain.checkpoint import (
+    ASIDE_NAME,
     MANIFEST_NAME,
     SIGNATURE_NAME,
     VERDICT_NAME,
@@ -41,6 +44,13 @@ class Catalog:
         names = [entry.name for entry in self._disk.entries(self.folder) if entry.kind == "folder"]
         return tuple(sorted(step for name in names if (step := parse_checkpoint_name(name)) is not None and checkpoint_name(step) == name))
 
+    def strangers(self) -> tuple[str, ...]:
+        """Folders and links among the checkpoints that are none: nothing here ever looks at them."""
+        if self._disk.kind(self.folder) != "folder":
+            return ()
+        known = {checkpoint_name(step) for step in self.steps()}
+        return tuple(entry.name for entry in self._disk.entries(self.folder) if entry.kind != "file" and entry.name not in known)
+
     def read(self, step: int) -> ManifestOnDisk:
         """See `read_manifest`."""
         return read_manifest(self._disk, self.path(step), self._key)
@@ -67,16 +77,20 @@ class Catalog:
         except OSError:
             return None
 
+    def complete(self) -> Iterator[tuple[int, ManifestOnDisk]]:
+        """(step, manifest) of every folder whose manifest can be believed, ascending, whosever it is."""
+        for step in self.steps():
+            try:
+                yield step, self.read(step)
+            except (FileNotFoundError, ManifestDamaged):
+                continue
+
     def own(self) -> dict[int, tuple[CheckpointManifest, CheckpointVerdict | None]]:
         """Complete checkpoints of this very run, ascending: manifest and bound verdict. Damaged and foreign ones are left out."""
         found: dict[int, tuple[CheckpointManifest, CheckpointVerdict | None]] = {}
-        for step in self.steps():
-            try:
-                present = self.read(step)
-                if present.manifest.run_id == self._run_id and present.manifest.step == step:
-                    found[step] = (present.manifest, self.verdict(step, sha256_hex(present.data)))
-            except (FileNotFoundError, ManifestDamaged):
-                continue
+        for step, present in self.complete():
+            if present.manifest.run_id == self._run_id and present.manifest.step == step:
+                found[step] = (present.manifest, self.verdict(step, present.sha256))
         return found
 
     def pinned(self) -> frozenset[int]:
@@ -107,7 +121,7 @@ class Catalog:
         except ManifestDamaged as exc:
             return CheckpointInfo(step=step, state="invalid", folder=folder, reasons=(f"manifest: {exc}",), pinned=pinned)
         manifest = present.manifest
-        verdict = self.verdict(step, sha256_hex(present.data))
+        verdict = self.verdict(step, present.sha256)
         reasons = verdict.reasons if verdict else ("no verdict yet",)
         if manifest.run_id != self._run_id:
             reasons = (f"belongs to run {manifest.run_id}",)
@@ -125,7 +139,10 @@ class Catalog:
         )
 
     def _quarantine_reasons(self, folder: Path) -> tuple[str, ...]:
+        """Why it lies there. One that is whole carries its reasons beside the verdict that it came with."""
         try:
+            if self._disk.kind(folder / ASIDE_NAME) == "file":
+                return tuple(str(reason) for reason in json.loads(self._disk.read(folder / ASIDE_NAME))["reasons"])
             return CheckpointVerdict.model_validate_json(self._disk.read(folder / VERDICT_NAME)).reasons
-        except (OSError, ValueError):
+        except (OSError, ValueError, KeyError, TypeError):
             return ()

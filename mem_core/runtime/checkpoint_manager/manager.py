@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from mem_core.domain.checkpoint import (
@@ -14,15 +14,15 @@ from mem_core.domain.checkpoint import (
     checkpoint_name,
 )
 from mem_core.domain.errors import InternalError, NoValidCheckpoint, StoreUnavailable
-from mem_core.domain.events import CheckpointCommitted, CheckpointRemoved, Noted
+from mem_core.domain.events import CheckpointCommitted, Noted
 from mem_core.domain.units import format_bytes
 from mem_core.infrastructure.storage.disk import is_unavailable, remove_tree, unavailable
-from mem_core.infrastructure.storage.local import make_folders
 from mem_core.runtime.checkpoint_manager.attempt_area import AttemptArea
 from mem_core.runtime.checkpoint_manager.catalog import Catalog
-from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import ManifestDamaged
+from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import ForeignCheckpoint, ManifestDamaged
 from mem_core.runtime.checkpoint_manager.inspection.validator import Level, Validator
 from mem_core.runtime.checkpoint_manager.judging import Judge
+from mem_core.runtime.checkpoint_manager.placing import Placing
 from mem_core.runtime.checkpoint_manager.ports import CheckpointPorts, CheckpointScope
 from mem_core.runtime.checkpoint_manager.rotation import plan_rotation
 from mem_core.runtime.checkpoint_manager.sealing import Sealer
@@ -54,8 +54,9 @@ class CheckpointManager:
         self._lock = threading.RLock()
         self._area = AttemptArea(ports.disk, scope.run_folder, scope.attempt)
         self._catalog = Catalog(ports.disk, scope.run_folder, scope.run_id, signature_key)
-        self._sealer = Sealer(ports.disk, scope.run_id, scope.attempt, scope.expectation, signature_key, ports.clock)
-        self._judge = Judge(scope.run_id, ports, self._area, self._catalog, self._lock, validator, initial_weights_digest)
+        self._sealer = Sealer(ports.disk, scope.run_id, scope.attempt, scope.expectation, scope.birth, signature_key, ports.clock)
+        self._judge = Judge(scope.run_id, scope.birth, ports, self._area, self._catalog, self._lock, validator, initial_weights_digest)
+        self._placing = Placing(ports, self._area, self._catalog, self._judge)
         self._opened = False
 
     # -- staging and commit -------------------------------------------------------------------------------------------------------
@@ -87,11 +88,13 @@ class CheckpointManager:
             raise InternalError(f"{staging} is not a staging folder of attempt {self._scope.attempt}", remedy="Report this as a bug.")
         with self._writing(locked=False):
             self._ports.fence()
-            manifest = self._sealer.seal(step, staging, draft)
+            sealed = self._sealer.seal(step, staging, draft)
             self._ports.fence()
+            self._placing.announce(sealed)
             with self._lock:
-                self._publish(step, staging)
+                self._placing.publish(step, staging)
                 self._area.drop_saves(step)
+        manifest = sealed.manifest
         size_bytes = sum(entry.size_bytes for entry in manifest.files)
         self._ports.emit(
             CheckpointCommitted(
@@ -100,6 +103,7 @@ class CheckpointManager:
                 duration_s=max(self._ports.clock() - started_s, 0.0),
                 weights_digest=manifest.weights_digest,
                 trajectory_digest=manifest.position.trajectory_digest,
+                manifest_sha256=sealed.sha256,
             )
         )
         return manifest
@@ -107,19 +111,26 @@ class CheckpointManager:
     def adopt(self, step: int, staging: Path) -> CheckpointManifest:
         """Make a checkpoint durable and visible that comes with its manifest, such as one from a mirror. It still has to be validated.
 
+        Its bytes need not be those that this journal names (another machine may have done the step again), its digests must be.
+
         Raises:
             ManifestDamaged: manifest, signature or any file is not what the manifest says; the folder is removed.
+            ForeignCheckpoint: it is whole and not this run's; the folder is removed.
         """
         with self._writing(locked=False):
             self._ports.fence()
             try:
                 present = self._sealer.prove_again(step, staging)
+                foreign = self._judge.belonging(present, bytes_too=False).foreign
+                if foreign:
+                    raise ForeignCheckpoint("; ".join(foreign))
             except ManifestDamaged:
                 self.discard(staging)
                 raise
+            self._placing.announce(present)
             with self._lock:
-                self._publish(step, staging)
-        return present
+                self._placing.publish(step, staging)
+        return present.manifest
 
     def discard(self, staging: Path) -> None:
         """Remove a staged folder that will not be committed (its save failed); what cannot be removed goes with the next clean-up."""
@@ -140,8 +151,9 @@ class CheckpointManager:
                 remove_tree(self._disk, self._area.folder)
 
     def note(self, text: str) -> None:
-        """A line in the run's journal about its checkpoints."""
+        """A line about the run's checkpoints, in its journal and for people."""
         self._ports.emit(Noted(text=text))
+        self._ports.tell(text)
 
     # -- validation ---------------------------------------------------------------------------------------------------------------
 
@@ -156,8 +168,10 @@ class CheckpointManager:
         with self._writing(locked=False):
             return self._judge.validate(step, level or self._scope.section.validation)
 
-    def newest_valid(self, *, recheck: bool = True) -> CheckpointManifest | None:
+    def newest_valid(self, *, recheck: bool = True, leave_out: Collection[int] = ()) -> CheckpointManifest | None:
         """Where to resume: newest to oldest by number, each skip emitted with its reason, bad ones quarantined.
+
+        What is not this run's is set aside first, whatever its step (`core/run/belonging.py`). Steps to `leave_out` stay where they are.
 
         A complete checkpoint without verdict is validated first. With `recheck` the bytes of a validated one are read again (SHA-256 and
         pickle scan), since disks rot after a verdict. None: there are none yet, training starts at step 0 (emitted).
@@ -167,7 +181,17 @@ class CheckpointManager:
             RequestError: the newest sound one was saved for other ranks, another stage or another model.
         """
         with self._writing(locked=False):
-            return self._judge.newest_valid(self._scope.expectation, self._scope.section.validation, recheck)
+            return self._judge.newest_valid(self._scope.expectation, self._scope.section.validation, recheck, leave_out)
+
+    def set_strangers_aside(self) -> None:
+        """Move every checkpoint of this run id that is not this run's to quarantine, and say so."""
+        with self._writing(locked=False):
+            self._judge.set_strangers_aside(self._scope.section.validation)
+
+    def set_aside(self, step: int, reason: str) -> None:
+        """Take a checkpoint that is whole out of the way for a reason that its bytes do not show; a person may put it back."""
+        with self._writing(locked=False):
+            self._judge.set_aside(step, (reason,), self._scope.section.validation)
 
     # -- keeping and looking ------------------------------------------------------------------------------------------------------
 
@@ -179,7 +203,7 @@ class CheckpointManager:
             plan = plan_rotation(tuple(own), verdicts, self._scope.section, self._catalog.pinned() | frozenset(self._ports.held()))
             for step in plan.remove:
                 self._ports.fence()
-                self._remove(step)
+                self._placing.remove(step)
             for stuck in self._area.empty_trash():
                 self._ports.emit(Noted(text=f"could not be deleted and will be tried again: {stuck}"))
             return plan
@@ -191,6 +215,11 @@ class CheckpointManager:
     def manifests(self) -> dict[int, CheckpointManifest]:
         """Complete checkpoints of this run in any shape, ascending by step, judged or not. Reads only."""
         return {step: manifest for step, (manifest, _) in self._catalog.own().items()}
+
+    @property
+    def has_history(self) -> bool:
+        """Whether this run ever saved anything, as far as its journal knows."""
+        return self._ports.words.any_said
 
     def path_of(self, step: int) -> Path:
         """Folder of a committed checkpoint: engine files lie directly in it."""
@@ -246,29 +275,3 @@ class CheckpointManager:
                 bound=f"at least {format_bytes(needed_bytes)} free",
                 remedy="Free space or lower checkpoint.keep_last; older checkpoints are kept and the same command goes on from them.",
             )
-
-    def _publish(self, step: int, staging: Path) -> None:
-        """The moment of truth: one rename. What was there before is moved aside and put back by `take_over` if we die in between."""
-        target = self._catalog.path(step)
-        make_folders(self._disk, target.parent)  # somebody may have removed it under the live run, whose engine is sound
-        before = self._area.aside("replaced", target) if self._disk.kind(target) is not None else None
-        try:
-            self._disk.rename(staging, target)
-        except OSError:
-            if before is not None:
-                self._disk.rename(before, target)
-            raise
-        self._disk.sync_folder(target.parent)
-        self._disk.sync_folder(self._area.folder)
-        self._area.empty_trash()
-
-    def _remove(self, step: int) -> None:
-        """Rename to the desk first, so that a half-deleted folder is never seen as a checkpoint."""
-        try:
-            self._area.aside("trash", self._catalog.path(step))
-        except FileNotFoundError:
-            return  # already gone
-        except OSError as exc:
-            self._ports.emit(Noted(text=f"checkpoint of step {step} could not be deleted and will be tried again: {exc.strerror or exc}"))
-            return
-        self._ports.emit(CheckpointRemoved(step=step, reason="rotation"))

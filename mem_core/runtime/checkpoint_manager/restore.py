@@ -6,7 +6,7 @@ from mem_core.domain.checkpoint import CheckpointManifest
 from mem_core.domain.errors import NoValidCheckpoint, StoreUnavailable
 from mem_core.domain.events import Event, Noted
 from mem_core.infrastructure.storage.port import KeyMissing
-from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import ManifestDamaged
+from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import ForeignCheckpoint, ManifestDamaged
 from mem_core.runtime.checkpoint_manager.manager import CheckpointManager
 from mem_core.runtime.checkpoint_manager.mirror.mirror import Mirror
 
@@ -49,10 +49,12 @@ def restore_from_mirror(
     Each one that cannot be used is emitted with its reason and the next older one is tried.
 
     Raises:
+        NoValidCheckpoint: what lies there is of another life of the run id, and this one has saved nothing yet.
         StoreUnavailable: the mirror or the local disk is away.
         RunHeld: a newer attempt has begun.
     """
     mirror.begin()
+    foreign: list[str] = []
     for upload in mirror.available():
         if upload.step <= newer_than:
             continue
@@ -61,6 +63,10 @@ def restore_from_mirror(
             staging = manager.new_staging(upload.step, expected_bytes=size_bytes)
             mirror.download(upload, staging)
             manifest = manager.adopt(upload.step, staging)
+        except ForeignCheckpoint as exc:
+            foreign.append(f"step {upload.step}: {exc}")
+            manager.note(f"mirrored step {upload.step} of attempt {upload.attempt} is not this run's and is left alone: {exc}")
+            continue
         except (KeyMissing, ManifestDamaged) as exc:
             emit(Noted(text=f"mirrored step {upload.step} of attempt {upload.attempt} skipped: {exc}"))
             continue
@@ -69,6 +75,11 @@ def restore_from_mirror(
             emit(Noted(text=f"step {upload.step} restored from {mirror.url}"))
             return manifest
         emit(Noted(text=f"mirrored step {upload.step} of attempt {upload.attempt} skipped: {'; '.join(verdict.reasons)}"))
+    if foreign and not manager.has_history:
+        raise NoValidCheckpoint(
+            f"checkpoints of another life of the run lie in {mirror.url}: {'; '.join(foreign)[:600]}",
+            remedy="Give another run_id or another checkpoint.mirror, or move what lies there away; nothing was touched.",
+        )
     emit(
         Noted(
             text=f"mirror {mirror.url} has no checkpoint beyond step {newer_than}" if newer_than >= 0 else f"mirror {mirror.url} is empty"

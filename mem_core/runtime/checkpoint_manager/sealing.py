@@ -1,9 +1,10 @@
 """Turns what the ranks staged into a sealed checkpoint: synced, hashed, with its manifest. Nothing is visible yet."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mem_core.domain.checkpoint import (
     MANIFEST_NAME,
@@ -16,7 +17,7 @@ from mem_core.domain.checkpoint import (
 )
 from mem_core.domain.errors import InternalError
 from mem_core.infrastructure.storage.disk import Disk, walk_files, walk_folders
-from mem_core.runtime.checkpoint_manager.inspection.file_checks import check_claims, check_files, read_manifest
+from mem_core.runtime.checkpoint_manager.inspection.file_checks import ManifestOnDisk, check_claims, check_files, read_manifest
 from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import ManifestDamaged, decode_manifest, encode_manifest, sign
 from mem_core.runtime.checkpoint_manager.inspection.shards import missing_shards
 
@@ -29,13 +30,14 @@ class Sealer:
     run_id: str
     attempt: int
     expectation: CheckpointExpectation
+    birth: Mapping[str, Any]
     signature_key: bytes | None = None
     clock: Callable[[], float] = time.time
 
-    def seal(self, step: int, staging: Path, draft: CheckpointDraft) -> CheckpointManifest:
+    def seal(self, step: int, staging: Path, draft: CheckpointDraft) -> ManifestOnDisk:
         """fsync files, hash them, write and fsync the manifest, fsync folders. May be done again after a failure.
 
-        Returns the manifest as a reader will see it.
+        Returns the manifest as a reader will see it, with its bytes.
 
         Raises:
             InternalError: a rank's file is missing, something is no plain file, or the draft is of another step.
@@ -51,9 +53,9 @@ class Sealer:
             self._write(staging / SIGNATURE_NAME, sign(data, self.signature_key))
         for folder in walk_folders(self.disk, staging):
             self.disk.sync_folder(folder)
-        return decode_manifest(data)
+        return ManifestOnDisk(decode_manifest(data), data)
 
-    def prove_again(self, step: int, staging: Path) -> CheckpointManifest:
+    def prove_again(self, step: int, staging: Path) -> ManifestOnDisk:
         """Check a staged folder that brought its manifest along, then sync all of it.
 
         Raises:
@@ -70,7 +72,7 @@ class Sealer:
             self.disk.sync_file(staging / name)
         for folder in walk_folders(self.disk, staging):
             self.disk.sync_folder(folder)
-        return present.manifest
+        return present
 
     def _staged_names(self, step: int, staging: Path) -> list[str]:
         leftovers = (MANIFEST_NAME, SIGNATURE_NAME)  # of a commit that failed after this point
@@ -100,6 +102,7 @@ class Sealer:
             zero_stage=self.expectation.zero_stage,
             files=files,
             created_unix_s=self.clock(),
+            birth=dict(self.birth),
             **fields,
         )
 

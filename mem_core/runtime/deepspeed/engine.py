@@ -23,7 +23,12 @@ from mem_core.runtime.deepspeed.snapshot import CollectingCheckpointEngine
 from mem_core.runtime.deepspeed.trainable import EVERY_PARAMETER, Trainable, weights_digest
 from mem_core.runtime.ranks.place import RankPlace
 
+_FLOOR_WORDS = "loss scale already at minimum"  # DeepSpeed raises a bare Exception; its wording is all that tells
 SAFE_CLASSES: list[Any] = [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]
+
+
+class LossScaleAtFloor(ArithmeticError):
+    """Gradients overflow at the smallest loss scale: the update was not applied and no scale is left to try."""
 
 
 class NonFiniteGradient(ArithmeticError):
@@ -54,6 +59,18 @@ def build_optimizer(model: torch.nn.Module, training: TrainingSection, trainable
     """AdamW (Loshchilov & Hutter 2019), fused kernel."""
     groups = trainable.groups(model, training.weight_decay)
     return torch.optim.AdamW(groups, lr=training.learning_rate, betas=training.betas, eps=training.eps, fused=True)
+
+
+def is_floor(exc: BaseException) -> bool:
+    """Whether DeepSpeed gave up since its loss scale cannot be halved again."""
+    return _FLOOR_WORDS in str(exc)
+
+
+def scale_of(optimizer: Any) -> float | None:
+    """The loss scale of DeepSpeed's optimizer; None where none is used."""
+    scaler = getattr(optimizer, "loss_scaler", None)
+    found = getattr(scaler, "loss_scale", None) if scaler is not None else getattr(optimizer, "cur_scale", None)
+    return None if found is None else float(found)
 
 
 class Engine:
@@ -113,10 +130,23 @@ class Engine:
         self.raw.backward(loss, scale_wrt_gas=False)
 
     def step(self) -> bool:
-        """Apply the accumulated update; returns False where DeepSpeed skipped it (overflow)."""
+        """Apply the accumulated update; returns False where DeepSpeed skipped it (overflow).
+
+        Raises:
+            NonFiniteGradient: at stage 0. LossScaleAtFloor: it overflows at the smallest loss scale.
+        """
         skipped = self.raw.skipped_steps
-        self.raw.step()
+        try:
+            self.raw.step()
+        except Exception as exc:
+            if is_floor(exc):
+                raise LossScaleAtFloor(str(exc)) from exc
+            raise
         return self.raw.skipped_steps == skipped
+
+    def loss_scale(self) -> float | None:
+        """The loss scale of the next step; None where none is used."""
+        return scale_of(self.raw.optimizer)
 
     def grad_norm(self) -> float | None:
         """Global gradient norm of the last step before clipping."""

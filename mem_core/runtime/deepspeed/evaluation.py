@@ -10,7 +10,13 @@ from mem_core.runtime.data.serving.dataset import TokenDataset
 from mem_core.runtime.deepspeed.passes import Passes
 from mem_core.runtime.ranks.place import RankPlace
 from mem_core.runtime.ranks.worker.classify import memory_kind
-from mem_core.runtime.ranks.worker.protocol import WorkerSpec
+from mem_core.runtime.ranks.worker.protocol import Evaluated, WorkerSpec
+
+
+def spread(num_rows: int, most_rows: int) -> np.ndarray:
+    """Which of `num_rows` rows are looked at: all of them, or `most_rows` at equal distances from the first on, in order."""
+    count = min(num_rows, max(1, most_rows))
+    return np.arange(count, dtype=np.int64) * num_rows // max(1, count)
 
 
 class Evaluation:
@@ -20,35 +26,37 @@ class Evaluation:
         self._spec, self._passes, self._device, self._most_tokens = spec, passes, device, most_tokens
         self._rank, self._num_ranks = place.rank, place.num_ranks
 
-    def run(self, max_batches: int, beat: Callable[[], None]) -> float:
-        """Mean loss per token; touches neither gradients nor the random state of training. Every rank must call it."""
+    def run(self, max_batches: int, beat: Callable[[], None]) -> Evaluated:
+        """Mean loss per token over every row, or an even spread of as many as `max_batches` global batches hold.
+
+        Touches neither gradients nor the random state of training. Every rank must call it.
+        """
         assert self._spec.validation_folder is not None
         sums = torch.zeros(2, dtype=torch.float64)
         with TokenDataset.open(Path(self._spec.validation_folder)) as data, torch.no_grad():
-            for turn in range(self._turns(len(data), max_batches)):
+            batch_size = self._spec.request.training.global_batch_size
+            chosen, total = spread(len(data), max_batches * batch_size), len(data)
+            for start in range(0, len(chosen), batch_size):
                 beat()
-                sums += self._share(data, turn)
+                sums += self._share(data, chosen[start : start + batch_size])
         if self._num_ranks > 1:
             on_device = sums.to(self._device)
             torch.distributed.all_reduce(on_device)
             sums = on_device.cpu()
-        return float(sums[0] / sums[1]) if sums[1] > 0 else float("nan")
+        loss = float(sums[0] / sums[1]) if sums[1] > 0 else float("nan")
+        return Evaluated(loss, rows=len(chosen), rows_total=total)
 
-    def _turns(self, num_samples: int, max_batches: int) -> int:
-        return min(max_batches, -(-num_samples // self._spec.request.training.global_batch_size))
-
-    def _share(self, data: TokenDataset, turn: int) -> torch.Tensor:
+    def _share(self, data: TokenDataset, batch: np.ndarray) -> torch.Tensor:
         """[summed loss, trained tokens] of this rank's share of one validation batch; a rank without rows adds nothing."""
-        batch_size, ranks, rank = self._spec.request.training.global_batch_size, self._num_ranks, self._rank
-        mine = np.arange(turn * batch_size + rank, min((turn + 1) * batch_size, len(data)), ranks)
+        mine = batch[self._rank :: self._num_ranks]
         ids = mine if len(mine) else np.zeros(1, dtype=np.int64)
         weight = 1.0 if len(mine) else 0.0
-        loss = self._loss(data, ids, self._padded(data, turn * batch_size, min((turn + 1) * batch_size, len(data))))
+        loss = self._loss(data, ids, self._padded(data, batch))
         return torch.tensor([loss * weight, float(self._passes.objective.weight(data, ids)) * weight], dtype=torch.float64)
 
-    def _padded(self, data: TokenDataset, start: int, stop: int) -> int:
+    def _padded(self, data: TokenDataset, batch: np.ndarray) -> int:
         """One length for the whole batch, so that all ranks make passes of the same shape."""
-        return self._passes.bucket(int(np.asarray(data.lengths[start:stop]).max()))
+        return self._passes.bucket(int(np.asarray(data.lengths[batch]).max()))
 
     def _loss(self, data: TokenDataset, ids: np.ndarray, length: int) -> float:
         """Summed loss over rows; halves the passes where one does not fit.

@@ -9,7 +9,7 @@ import torch
 from mem_core.core.doctor.memory import RETAINED, estimate_memory
 from mem_core.core.memory.ladder import MicroBatch, largest_micro_batch
 from mem_core.core.memory.model import PeakLine, PeakSample, fit_line
-from mem_core.core.memory.start import Limit, Needs, could_bind, room_for_activations, starting_plan
+from mem_core.core.memory.start import Limit, Needs, could_bind, moments_to_come, room_for_activations, starting_plan
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.environment import ModelNumbers
 from mem_core.domain.plan import MemoryPlan
@@ -116,8 +116,11 @@ class FirstPlan:
             activation_checkpointing=current.activation_checkpointing,
         )  # fmt: skip
         stage = spec.request.parallel.zero_stage
+        offloaded = device == "cuda" and stage >= 1 and "cpu" in (spec.request.parallel.offload_optimizer, current.offload_optimizer)
         needs = Needs(
-            to_come=estimate["optimizer"] if stage == 0 and position.batch_index == 0 else 0,
+            to_come=moments_to_come(
+                estimate["optimizer"], stage=stage, dtype=spec.dtype, applied_steps=position.applied_steps, offloaded=offloaded
+            ),
             gradients=estimate["gradients"],
             step=estimate["step_transient"],
             retained=1.0 if stage == 3 else RETAINED if device == "cpu" else 0.0,

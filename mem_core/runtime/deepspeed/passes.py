@@ -6,10 +6,27 @@ import numpy as np
 import torch
 
 from mem_core.core.memory.ladder import MicroBatch
+from mem_core.domain.segment import NonFinite, OutOfMemory
 from mem_core.runtime.data.serving.dataset import TokenDataset
 from mem_core.runtime.data.serving.splits import padded_length
 from mem_core.runtime.deepspeed.engine import Engine
 from mem_core.runtime.deepspeed.objective import Objective
+
+
+class NonFiniteStep(ArithmeticError):
+    """Carries the outcome of a step whose loss or gradient is not finite."""
+
+    def __init__(self, outcome: NonFinite) -> None:
+        super().__init__(f"{outcome.what} is not finite at batch {outcome.batch_index}")
+        self.outcome = outcome
+
+
+class OutOfMemoryStep(MemoryError):
+    """Carries the outcome of a batch that no smaller plan of this engine lets fit."""
+
+    def __init__(self, outcome: OutOfMemory) -> None:
+        super().__init__(outcome.evidence.exception)
+        self.outcome = outcome
 
 
 class Passes:

@@ -3,7 +3,7 @@
 import importlib
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -17,16 +17,16 @@ from mem_core.domain.segment import Evidence, NonFinite, OutOfMemory
 from mem_core.runtime.data.serving.dataset import TokenDataset
 from mem_core.runtime.data.serving.order import sample_ids
 from mem_core.runtime.data.serving.splits import padded_length, split_batch
-from mem_core.runtime.deepspeed.engine import Engine, NonFiniteGradient, initialise_distributed
+from mem_core.runtime.deepspeed.engine import Engine, LossScaleAtFloor, NonFiniteGradient, initialise_distributed
 from mem_core.runtime.deepspeed.engine_config import engine_config, is_universal
 from mem_core.runtime.deepspeed.evaluation import Evaluation
 from mem_core.runtime.deepspeed.first_plan import FirstPlan
 from mem_core.runtime.deepspeed.objective import objective_of
-from mem_core.runtime.deepspeed.passes import Passes
+from mem_core.runtime.deepspeed.passes import NonFiniteStep, OutOfMemoryStep, Passes
 from mem_core.runtime.deepspeed.rank_model import build_rank_model
 from mem_core.runtime.deepspeed.schedule import learning_rate
 from mem_core.runtime.deepspeed.snapshot import Snapshot
-from mem_core.runtime.deepspeed.step_columns import StepColumns
+from mem_core.runtime.deepspeed.step_columns import LossScaleHistory, StepColumns
 from mem_core.runtime.deepspeed.trainable import trainable_of
 from mem_core.runtime.deepspeed.trajectory import Split, chain_step
 from mem_core.runtime.memory.adaptive_memory import AdaptiveMemory, RecordEvents
@@ -35,27 +35,11 @@ from mem_core.runtime.ranks.place import RankPlace
 from mem_core.runtime.ranks.port import Pulse
 from mem_core.runtime.ranks.worker.classify import classify, memory_kind
 from mem_core.runtime.ranks.worker.device import LocalDevice
-from mem_core.runtime.ranks.worker.protocol import ReplayEvidence, Saved, SegmentDone, Train, WorkerSpec
+from mem_core.runtime.ranks.worker.protocol import Evaluated, ReplayEvidence, Saved, SegmentDone, Train, WorkerSpec
 
 RNG_MULTIPLIER = 1_000_003  # a prime: (seed, batch, rank) triples of one run do not collide
 REPLAY_STEPS = 2
 MAX_TRIES_OF_A_BATCH = 64  # the ladder ends long before
-
-
-class NonFiniteStep(ArithmeticError):
-    """Carries the outcome of a step whose loss or gradient is not finite."""
-
-    def __init__(self, outcome: NonFinite) -> None:
-        super().__init__(f"{outcome.what} is not finite at batch {outcome.batch_index}")
-        self.outcome = outcome
-
-
-class OutOfMemoryStep(MemoryError):
-    """Carries the outcome of a batch that no smaller plan of this engine lets fit."""
-
-    def __init__(self, outcome: OutOfMemory) -> None:
-        super().__init__(outcome.evidence.exception)
-        self.outcome = outcome
 
 
 class DeepSpeedRunner:
@@ -75,6 +59,7 @@ class DeepSpeedRunner:
         self._device = device.torch_device
         self._phase = "start"
         self._warm = False
+        self._scales = LossScaleHistory()
         self.build_s = 0.0
         self.restore_s = 0.0
         self._computed_s = 0.0
@@ -122,6 +107,11 @@ class DeepSpeedRunner:
         return self._passes.phase if self._phase in ("step", "first_step") else self._phase
 
     @property
+    def has_stepped(self) -> bool:
+        """Whether this process has done a step."""
+        return self._warm
+
+    @property
     def micro_batch(self) -> MicroBatch | None:
         """The forward pass that the rank is in or did last."""
         return self._passes.micro_batch if self._phase in ("step", "first_step") else None
@@ -138,8 +128,9 @@ class DeepSpeedRunner:
             if self.position.batch_index in order.skip_batches:
                 self._pass_over()
                 continue
-            overdue = order.every_s is not None and time.monotonic() - started_s >= order.every_s and len(columns) > 0
-            if not self._agreement.may_start(self.position.batch_index, stop_wanted=overdue):
+            overdue = order.every_s is not None and time.monotonic() - started_s >= order.every_s
+            ending = len(columns) > 0 and (overdue or (bool(self.memory.replace_reason) and order.staging is not None))
+            if not self._agreement.may_start(self.position.batch_index, stop_wanted=ending):
                 break
             self._step(order.hyperparams, columns)
             self._warm = True
@@ -184,6 +175,9 @@ class DeepSpeedRunner:
             applied = self.engine.step()
         except NonFiniteGradient as exc:
             raise NonFiniteStep(self._non_finite("gradient", ids)) from exc
+        except LossScaleAtFloor as exc:
+            raise NonFiniteStep(self._non_finite("loss_scale", (), self._scales.words())) from exc
+        self._scales.add(index, self.engine.loss_scale(), applied=applied)
         norm = self.engine.grad_norm()
         self._check_finite(loss, norm, applied, ids)
         step_s = time.perf_counter() - started_s
@@ -237,8 +231,7 @@ class DeepSpeedRunner:
         """The failed allocation that `exc` is, where the batch may be tried again in this engine; else None."""
         if not self.memory.retries_in_step or memory_kind(exc) is None:
             return None
-        failure = classify(exc, self.place.rank, self.phase, self.position.batch_index, failed=self.micro_batch)
-        return failure if isinstance(failure, OutOfMemory) else None
+        return self.memory.absorbable(classify(exc, self.place.rank, self.phase, self.position.batch_index, failed=self.micro_batch))
 
     def _absorb(self, failed: MicroBatch, failure: OutOfMemory | None) -> None:
         """Every rank comes here when a pass failed on any of them; `failure` is this rank's own."""
@@ -264,9 +257,9 @@ class DeepSpeedRunner:
         if not applied or (norm is not None and not np.isfinite(norm)):
             raise NonFiniteStep(self._non_finite("gradient", ids))
 
-    def _non_finite(self, what: str, ids: np.ndarray) -> NonFinite:
+    def _non_finite(self, what: str, ids: Iterable[int], words: str = "") -> NonFinite:
         index = self.position.batch_index
-        evidence = Evidence(rank=self.place.rank, phase="step", batch_index=index)
+        evidence = Evidence(rank=self.place.rank, phase="step", batch_index=index, exception=words)
         return NonFinite(what=what, batch_index=index, sample_ids=tuple(int(i) for i in ids), evidence=evidence)  # type: ignore[arg-type]
 
     def _pass_over(self) -> None:
@@ -323,10 +316,10 @@ class DeepSpeedRunner:
                 raise
             snapshot.write_foreground()  # out of memory in a save: acted on for the save, training's plan stays
 
-    def evaluate(self, max_batches: int) -> float:
+    def evaluate(self, max_batches: int) -> Evaluated:
         """Mean loss per token on the validation data; NaN without any."""
         if self.spec.validation_folder is None:
-            return float("nan")
+            return Evaluated(float("nan"))
         plan = self.memory.plan(self.position)
         evaluation = Evaluation(self.spec, self.place, self._passes, self._device, largest_micro_batch(plan, self.memory.bounds).tokens)
         self.engine.raw.eval()

@@ -33,6 +33,9 @@ class CollectingCheckpointEngine(CheckpointEngine):
         self.collected: list[tuple[dict[str, Any], str]] = []
         self._safe_classes = safe_classes
 
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Nothing is made: the staging folder is there already, and where it is not, the store has gone away and must not be made anew."""
+
     def create(self, info: CheckpointCommitInfo) -> None:
         """Begin a checkpoint."""
         self.collected = []

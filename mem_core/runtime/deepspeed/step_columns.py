@@ -1,11 +1,14 @@
 """Per-step numbers of one segment, kept as plain lists while training and handed over as arrays."""
 
+from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from mem_core.runtime.deepspeed.trajectory import Split
 
+SHOWN_SCALES = 24
 _DTYPES: dict[str, type] = {
     "batch_index": np.int64,
     "step": np.int64,
@@ -57,3 +60,22 @@ class StepColumns:
             name: np.array([np.nan if value is None else value for value in column], dtype=dtype)
             for (name, dtype), column in zip(_DTYPES.items(), columns, strict=True)
         }
+
+
+@dataclass
+class LossScaleHistory:
+    """The changes of the scale in this process, newest last: (batch, scale)."""
+
+    changes: deque[tuple[int, float]] = field(default_factory=lambda: deque[tuple[int, float]](maxlen=SHOWN_SCALES))
+    skipped_in_a_row: int = 0
+
+    def add(self, batch_index: int, scale: float | None, *, applied: bool) -> None:
+        """After the step of a batch."""
+        self.skipped_in_a_row = 0 if applied else self.skipped_in_a_row + 1
+        if scale is not None and (not self.changes or self.changes[-1][1] != scale):
+            self.changes.append((batch_index, scale))
+
+    def words(self) -> str:
+        """For evidence: where it stood and how it came there."""
+        steps = ", ".join(f"{scale:g} after batch {batch}" for batch, scale in self.changes) or "no step was done in this process"
+        return f"gradients overflow at the smallest loss scale, after {self.skipped_in_a_row} skipped updates in a row; loss scale: {steps}"

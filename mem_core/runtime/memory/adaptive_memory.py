@@ -8,13 +8,15 @@ from collections.abc import Callable
 from typing import Literal
 
 from mem_core.core.memory.control import Decision, MemoryControl, Watermarks
-from mem_core.core.memory.diagnosis import StepReading
-from mem_core.core.memory.ladder import MicroBatch, PlanBounds, shrink_plan
+from mem_core.core.memory.diagnosis import StepReading, failed_in_pieces
+from mem_core.core.memory.growth import Growth
+from mem_core.core.memory.ladder import MicroBatch, PlanBounds, held_before, shrink_plan
 from mem_core.core.memory.model import PeakLine
 from mem_core.core.memory.start import Limit
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.events import MemoryPlanChanged, Noted, OomAbsorbed
 from mem_core.domain.plan import MemoryPlan, MemoryPlanChange, plan_at, record_change
+from mem_core.domain.segment import OutOfMemory, SegmentFailure
 from mem_core.runtime.memory.reader import MemoryReader
 from mem_core.runtime.ranks.agreement import Agreement, RankReading
 from mem_core.runtime.ranks.place import RankPlace
@@ -53,6 +55,7 @@ class AdaptiveMemory:
         self._limit = Limit("", 0, 0, 0)
         self._pending: Decision | None = None
         self._may_decide_from = 0
+        self._growth = Growth()
         self.replace_reason = ""
 
     # -- before training ------------------------------------------------------------------------------------------------
@@ -152,6 +155,8 @@ class AdaptiveMemory:
 
     def _decide(self, batch_index: int, largest: MicroBatch) -> None:
         limit = self._limit
+        if self._control is not None:
+            self._control.worked(largest.tokens, limit.name, limit.used_bytes)
         if self._control is None or not self.adaptive or batch_index + 1 < max(self._replay_until, self._may_decide_from):
             return
         decision = self._control.decide(
@@ -176,11 +181,40 @@ class AdaptiveMemory:
 
     def at_boundary(self) -> None:
         """Between segments: give back what the allocator holds without need. Local, the same result on every rank."""
+        self._growth = self._growth.add(self._device.probe().usage().used_bytes)
+        if found := self._growth.found():
+            self._growth = self._growth.said()
+            self.note(f"memory: {found}; {self._device.memory_summary()}")
         idle = self._last.mapped_bytes - self._last.used_bytes
         if self._device.kind == "cuda" and self._limit.limit_bytes and idle > FRAGMENTED_SHARE * self._limit.limit_bytes:
             self._device.release_free_memory()
 
     # -- a pass that did not fit ----------------------------------------------------------------------------------------
+
+    def with_evidence(self, failure: SegmentFailure) -> SegmentFailure:
+        """The failure with the limit that binds, what worked before, and what a device's allocator holds, where its own words did not
+        say it. Before anything is released."""
+        if not isinstance(failure, OutOfMemory) or failure.evidence.limit_name:
+            return failure
+        self._last = now = self.reader.read()
+        limit = max(self._limits(), key=lambda limit: limit.pressure, default=self._limit)
+        seen = failure.evidence
+        found: dict[str, object] = {"limit_name": limit.name, "peak_bytes": seen.peak_bytes or limit.peak_bytes}
+        if failure.memory == "device" and not seen.reserved_bytes:
+            found |= {"used_bytes": now.used_bytes, "reserved_bytes": now.mapped_bytes}
+        found["limit_bytes"] = seen.limit_bytes or limit.limit_bytes or None
+        if self._control is not None:
+            tokens = (seen.failed_rows or 0) * (seen.failed_length or 0)
+            found["worked_tokens"] = self._control.worked_tokens or None
+            found["grown"] = self._control.grown(tokens, limit.name, limit.used_bytes, limit.limit_bytes)
+        return failure.model_copy(update={"evidence": seen.model_copy(update=found)})
+
+    def absorbable(self, failure: SegmentFailure) -> OutOfMemory | None:
+        """The failure where a smaller pass in this process is its cure. Memory in pieces is not: a process with another setting of the
+        allocator is tried first."""
+        failure = self.with_evidence(failure)
+        in_pieces = not self._spec.allocator_setting and failed_in_pieces(failure)
+        return failure if isinstance(failure, OutOfMemory) and not in_pieces else None
 
     def agree(self, failed: MicroBatch | None) -> MicroBatch | None:
         """The largest forward pass that did not fit on any rank in this try, None if all went well."""
@@ -193,23 +227,30 @@ class AdaptiveMemory:
 
         Called on every rank after `agree` found a failure; all compute the same plan, rank 0 records it before anybody goes on.
         """
-        plan = shrink_plan(self.plan(position), self.bounds, failed)
+        held = held_before(position.memory_plan_changes, position.batch_index)
+        plan = shrink_plan(self.plan(position), self.bounds, failed, held)
         if plan is None:
             return None
         self._pending = None
         peak_bytes, limit_bytes = self.peak_and_limit
+        limits = self.limits_now()
+        grown = self._control is not None and any(
+            self._control.grown(failed.tokens, each.name, each.used_bytes, each.limit_bytes) for each in limits
+        )
+        if grown and self._rank == 0:
+            self.replace_reason = f"a pass of {failed.tokens} tokens worked before in this process and failed: memory has grown, a leak"
         change = MemoryPlanChange(
             batch_index=position.batch_index,
             plan=plan,
-            reason=f"out of {memory} memory in {phase} at {failed.rows} x {failed.length} tokens",
-            failed_tokens=failed.tokens,
+            reason=f"out of {memory} memory in {phase} at {failed.rows} x {failed.length} tokens{', which worked before' if grown else ''}",
+            failed_tokens=0 if grown else failed.tokens,
             limit_bytes=limit_bytes,
         )
         absorbed = OomAbsorbed(batch_index=position.batch_index, memory=memory, phase=phase, detail=text[:500])
         changed = MemoryPlanChanged(change=change, observed_bytes=peak_bytes, limit_bytes=limit_bytes)
         self._agreement.record_first(lambda: self._record((changed, absorbed)))
         if self._control is not None:
-            self._control.changed(plan, failed_tokens=failed.tokens, limit_bytes=limit_bytes)
+            self._control.changed(plan, failed_tokens=change.failed_tokens, limit_bytes=limit_bytes)
         return with_change(position, change)
 
 

@@ -9,8 +9,9 @@ from mem_core.domain.capabilities import refusal
 from mem_core.domain.errors import InternalError, RequestError
 from mem_core.domain.request import ModelSection
 from mem_core.runtime.models.configuration import refused
+from mem_core.runtime.models.encoding import tokenizer_files
 from mem_core.runtime.models.facts import describe_model
-from mem_core.runtime.models.folders import TOKENIZER_FILES, is_preset, local_model_folder
+from mem_core.runtime.models.folders import is_preset, local_model_folder
 from mem_core.runtime.models.presets import PRESETS, preset_name
 from mem_core.runtime.ranks.worker.classify import memory_kind
 
@@ -41,11 +42,20 @@ def build_model(
     return _ready(module, dtype, activation_checkpointing)
 
 
+def attention_of(config: Any) -> str:
+    """How attention is computed: torch's fused kernel where the architecture offers it, else plain operations ("eager"), which give the
+    same model with more memory."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return "sdpa" if architecture is None or getattr(architecture, "_supports_sdpa", True) else "eager"
+
+
 def build_skeleton(source: str, cache_dir: Path | None = None) -> "torch.nn.Module":
-    """The module of a model folder without any weight: its parameters have shapes and no storage.
+    """The model without weights, on the device "meta": what building it says about it costs neither memory nor time.
 
     Raises:
-        RequestError: transformers does not build that configuration.
+        RequestError: transformers cannot make a causal language model of the folder's config.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -53,9 +63,9 @@ def build_skeleton(source: str, cache_dir: Path | None = None) -> "torch.nn.Modu
     config = _config(source, cache_dir)
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config)
+            return AutoModelForCausalLM.from_config(config, attn_implementation=attention_of(config))
     except Exception as exc:  # whatever transformers makes of other people's files
-        raise _unusable("the model cannot be built", exc, source, "Give a model that transformers knows by itself") from exc
+        raise _unusable("the model cannot be built", exc, source, "Give a causal language model that transformers knows by itself") from exc
 
 
 def load_tokenizer(source: str, cache_dir: Path | None = None) -> Any:
@@ -70,8 +80,8 @@ def load_tokenizer(source: str, cache_dir: Path | None = None) -> Any:
         return ByT5Tokenizer()
     from transformers import AutoTokenizer
 
-    folder = local_model_folder(source, cache_dir)
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+    folder = local_model_folder(source, cache_dir).absolute()  # transformers compares the text of a path with names on the hub
+    if not tokenizer_files(folder, chat=False):
         raise RequestError("the folder has no tokenizer files", field="model.source", value=source, remedy="Add tokenizer.json and its kin")
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
@@ -110,13 +120,10 @@ def save_pretrained_folder(
     Raises:
         InternalError: names or shapes are not the model's.
     """
-    import torch
     from huggingface_hub import save_torch_state_dict
-    from transformers import AutoModelForCausalLM
 
     config = _config(model.source, cache_dir)
-    with torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(config)
+    skeleton = build_skeleton(model.source, cache_dir)
     _check_state(parameter_names(skeleton), state_dict)
     config.architectures = [type(skeleton).__name__]
     config.dtype = next(iter(state_dict.values())).dtype
@@ -126,9 +133,20 @@ def save_pretrained_folder(
     tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in state_dict.items()}
     save_torch_state_dict(tensors, staging, metadata={"format": "pt"})
     config.save_pretrained(staging)
-    load_tokenizer(model.source, cache_dir).save_pretrained(staging)
+    _write_tokenizer(model.source, staging, cache_dir)
     shutil.rmtree(folder, ignore_errors=True)
     staging.rename(folder)
+
+
+def _write_tokenizer(source: str, target: Path, cache_dir: Path | None) -> None:
+    """The folder's own files byte for byte: what a loaded tokenizer would write is what its class makes of them, which may differ."""
+    if is_preset(source):
+        load_tokenizer(source).save_pretrained(target)
+        return
+    folder = local_model_folder(source, cache_dir)
+    for name in tokenizer_files(folder):
+        (target / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(folder / name, target / name)
 
 
 def _check(model: ModelSection, sequence_length: int, dtype: str, cache_dir: Path | None) -> None:
@@ -182,7 +200,7 @@ def _folder_model(source: str, dtype: str, cache_dir: Path | None) -> "torch.nn.
             str(local_model_folder(source, cache_dir)),
             config=config,
             dtype=getattr(torch, dtype),
-            attn_implementation="sdpa",
+            attn_implementation=attention_of(config),
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,

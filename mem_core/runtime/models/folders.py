@@ -1,16 +1,13 @@
 """Where a model's files lie: local folders as they are, URL folders fetched once. Only inert files are ever fetched or read."""
 
 import hashlib
-import json
 import os
-import shutil
 import tempfile
-import uuid
 from pathlib import Path
 
-from mem_core.domain.errors import RequestError, StoreUnavailable
+from mem_core.domain.errors import RequestError
 from mem_core.infrastructure.storage.reading import read_regular
-from mem_core.runtime.models.configuration import READ_SUFFIXES
+from mem_core.runtime.models.fetching import fetch_folder
 from mem_core.runtime.models.presets import PRESETS, preset_choices, preset_name
 
 TOKENIZER_FILES = (
@@ -51,11 +48,11 @@ def local_model_folder(source: str, cache_dir: Path | None = None) -> Path:
         StoreUnavailable: a URL that cannot be read.
     """
     if "://" in source and not source.startswith("file://"):
-        return _fetch(source, cache_dir or Path(tempfile.gettempdir()) / f"mem-models-{os.getuid()}")
-    folder = Path(source.removeprefix("file://"))
-    if os.path.isdir(folder):
-        return folder
-    problem = "is a file, not a model folder" if os.path.exists(folder) else "no such folder"
+        return fetch_folder(source, cache_dir or Path(tempfile.gettempdir()) / f"mem-models-{os.getuid()}")
+    path = source.removeprefix("file://")
+    if os.path.isdir(path):  # unlike Path.is_dir it takes any text
+        return Path(path)
+    problem = "is a file, not a model folder" if os.path.exists(path) else "no such folder"
     raise RequestError(
         problem,
         field="model.source",
@@ -89,33 +86,3 @@ def _read(path: Path, source: str) -> bytes:
         raise RequestError(
             f"{path.name} cannot be read: {exc.strerror}", field="model.source", value=source, remedy="Check the file and its permissions"
         ) from exc
-
-
-def _fetch(url: str, cache_dir: Path) -> Path:
-    import fsspec
-
-    try:
-        fs, root = fsspec.url_to_fs(url)
-        entries = [entry for entry in fs.ls(root, detail=True) if entry["name"].endswith(READ_SUFFIXES)]
-    except Exception as exc:  # each fsspec backend has an error tree of its own
-        raise StoreUnavailable(
-            f"the model cannot be listed: {exc}", field="model.source", value=url, remedy="Check the URL, endpoint and keys"
-        ) from exc
-    listing = sorted((entry["name"], entry["size"], str(entry.get("ETag", entry.get("mtime", "")))) for entry in entries)
-    target = cache_dir / hashlib.sha256(json.dumps([url, listing]).encode()).hexdigest()[:32]
-    if not target.is_dir():
-        staging = cache_dir / f".fetch-{uuid.uuid4().hex}"
-        try:
-            cache_dir.mkdir(parents=True, exist_ok=True)
-            staging.mkdir()
-            for name, _, _ in listing:
-                fs.get_file(name, str(staging / name.rsplit("/", 1)[-1]))
-            staging.rename(target)
-        except Exception as exc:  # as above; somebody else may also have been first
-            if not target.is_dir():
-                raise StoreUnavailable(
-                    f"the model cannot be fetched: {exc}", field="model.source", value=url, remedy="Check the store and the free disk space"
-                ) from exc
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
-    return target

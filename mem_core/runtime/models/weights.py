@@ -144,5 +144,6 @@ def _is_entry(entry: Any) -> bool:
 
 def _counts(value: Any) -> list[int] | None:
     """The list, if it holds numbers that can count elements or bytes and nothing else."""
-    items: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [None]
-    return items if all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**63 for item in items) else None
+    items = cast("list[Any]", value) if isinstance(value, list) else [None]
+    good = all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**63 for item in items)
+    return cast("list[int]", items) if good else None

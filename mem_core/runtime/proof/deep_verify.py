@@ -15,7 +15,7 @@ from mem_core.core.run.record import RunRecord, read_record
 from mem_core.core.run.reshard import shape_of, with_shape
 from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.checkpoint import CheckpointManifest, TrainingPosition
-from mem_core.domain.errors import DataError, RequestError
+from mem_core.domain.errors import RequestError
 from mem_core.domain.events import BatchSkipped, SegmentEnded
 from mem_core.domain.plan import Hyperparams
 from mem_core.domain.segment import SegmentCompleted, SegmentInterrupted
@@ -30,6 +30,7 @@ from mem_core.runtime.ranks.local.processes import ForkServer
 from mem_core.runtime.ranks.local.ranks import LocalRanks
 from mem_core.runtime.ranks.worker.protocol import ReplayEvidence, WorkerSpec
 from mem_core.runtime.session.opening.prepare_service import prepare_tokens, with_model_at_hand
+from mem_core.runtime.session.opening.refusals import refuse_other_data
 
 Stepping = Callable[[Path, CheckpointManifest], tuple[str, ...]]
 
@@ -77,15 +78,8 @@ def spec_of(record: RunRecord, settings: Settings) -> WorkerSpec:
     """What a rank of this run needs, from its record alone; token shards are made anew where the cache has lost them."""
     request = record.request
     model = describe_model(request.model.source, settings.model_cache_dir)
-    data = prepare_tokens(request, settings, model.vocab_size, NoProgress())
-    if data.fingerprint != record.data_fingerprint:
-        raise DataError(
-            f"the data of run {record.run_id} has changed since it was born",
-            field="data.train",
-            value=data.fingerprint[:16],
-            bound=record.data_fingerprint[:16],
-            remedy="Steps can only be redone on the data of the run; restore the files, or verify without --deep.",
-        )
+    data = prepare_tokens(request, settings, model.vocab_size, NoProgress(), record)
+    refuse_other_data(record, data, "Steps can only be redone on the data of the run; restore the files, or verify without --deep.")
     at_hand = with_model_at_hand(request, settings)
     return WorkerSpec(
         request=at_hand, device=record.device, dtype=record.dtype,  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """How the ranks of one try agree on a step's orders: whether to begin it, under which memory plan, and whether it went well.
 
-The port that the training loop and adaptive memory are written against. Adapters must pass `mem_core.testing.agreement_contract`.
+The port that the training loop and adaptive memory are written against. Adapters must pass `mem_core.testing.contracts.agreement_contract`.
 Every rank has an `Agreement` of its own and calls the same methods in the same order; calls cost no more than the adapter's way of
 sharing does (a read of shared memory, or one small collective in `agree`), since most of them are made at every step.
 """

@@ -2,7 +2,7 @@
 
 `Ranks` starts the ranks of one try and gives a `RankGroup`, which stands and falls together: one rank fails, all are replaced.
 `Helpers` gives single processes beside the driver. `Pulse` is the other end, inside a rank. Adapters must pass
-`mem_core.testing.ranks_contract`.
+`mem_core.testing.contracts.ranks_contract`.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 from mem_core.core.recovery.deadlines import PhaseTimes
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.segment import SegmentFailure
-from mem_core.runtime.ranks.worker.protocol import Ready, ReplayEvidence, Saved, SegmentDone, Train, WorkerSpec
+from mem_core.runtime.ranks.worker.protocol import Evaluated, Ready, ReplayEvidence, Saved, SegmentDone, Train, WorkerSpec
 
 Purpose = Literal["train", "replay", "reshard"]
 
@@ -77,8 +77,8 @@ class RankGroup(Protocol):
         """
         ...
 
-    def evaluate(self, max_batches: int) -> float:
-        """Validation loss per token. Raises GroupFailed."""
+    def evaluate(self, max_batches: int) -> Evaluated:
+        """Validation loss per token, and over how many rows. Raises GroupFailed."""
         ...
 
     def heartbeats(self) -> list[Heartbeat]:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +23,15 @@ class BornWith:
 
     versions: dict[str, str]
     data_fingerprint: str
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """Where work goes on: a proven checkpoint's folder and position; no folder where there is none yet."""
+
+    folder: Path | None
+    position: TrainingPosition
+    weights_digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,9 +71,12 @@ class CheckpointService:
         memory_limit_bytes: int,
         on_valid: Callable[[int, Path], None] = lambda step, folder: None,
         bring_back: Callable[[], bool] = lambda: False,
+        on_resumed: Callable[[int, Path], None] = lambda step, folder: None,
     ) -> None:
-        """`on_valid` is told of each validated step and its folder, before rotation: the mirror. `bring_back` fetches what that has."""
+        """`on_valid` is told of each validated step and its folder, before rotation: the mirror. `bring_back` fetches what that has;
+        `on_resumed` is told what was read again and proven, for a mirror that lacks it."""
         self.manager = manager
+        self._on_resumed = on_resumed
         self._on_valid = on_valid
         self._bring_back = bring_back
         self._run_folder = run_folder
@@ -73,15 +85,18 @@ class CheckpointService:
         self._pending: dict[int, PendingSave] = {}
         self._busy = threading.Lock()
 
-    def resume(self, fresh: TrainingPosition, ever_validated: Callable[[], bool]) -> tuple[Path | None, TrainingPosition]:
+    def resume(self, fresh: TrainingPosition, ever_validated: Callable[[], bool], leave_out: Collection[int] = ()) -> ResumePoint:
         """See `resume_position`; where this disk has lost everything that was proven, the mirror is asked before the run ends."""
         try:
-            return resume_position(self.manager, fresh, ever_validated)
+            point = resume_position(self.manager, fresh, ever_validated, leave_out)
         except NoValidCheckpoint as exc:
             if not self._bring_back():
                 raise
             self.manager.note(f"going on from the mirror's copy: {exc}")
-            return resume_position(self.manager, fresh, ever_validated)
+            point = resume_position(self.manager, fresh, ever_validated, leave_out)
+        if point.folder is not None:
+            self._on_resumed(point.position.applied_steps, point.folder)
+        return point
 
     def stage(self, step: int, expected_bytes: int = 0) -> Path:
         """A folder for the ranks' files of `step`. Raises StoreUnavailable, RunHeld."""
@@ -178,9 +193,9 @@ class CheckpointService:
 
 
 def resume_position(
-    manager: CheckpointManager, fresh: TrainingPosition, ever_validated: Callable[[], bool] = lambda: True
-) -> tuple[Path | None, TrainingPosition]:
-    """Newest proven checkpoint's folder and position; (None, fresh) where there is none yet.
+    manager: CheckpointManager, fresh: TrainingPosition, ever_validated: Callable[[], bool] = lambda: True, leave_out: Collection[int] = ()
+) -> ResumePoint:
+    """The newest proven checkpoint; `fresh` and no folder where there is none yet. Steps to `leave_out` are passed over.
 
     A run whose first checkpoint was damaged before it was ever proven has lost nothing that anybody could rely on: it starts again
     at 0, and says so. Once a checkpoint has been proven, having none is an error and never a silent start at 0.
@@ -189,17 +204,17 @@ def resume_position(
         NoValidCheckpoint: some were proven in this run's life and none is valid any more.
     """
     try:
-        manifest = manager.newest_valid()
+        manifest = manager.newest_valid(leave_out=leave_out)
     except NoValidCheckpoint as exc:
         if ever_validated():
             raise
         manager.note(f"no checkpoint of this run was ever proven, so nothing is lost by starting again at step 0: {exc}")
-        return None, fresh
+        return ResumePoint(None, fresh)
     if manifest is None:
         if ever_validated():
             raise NoValidCheckpoint(
                 "checkpoints of this run were proven and none lies in its checkpoints folder any more (a link counts as none)",
                 remedy="Put the folder back, bring one from a mirror, or start another run_id to train from step 0.",
             )
-        return None, fresh
-    return manager.path_of(manifest.step), manifest.position
+        return ResumePoint(None, fresh)
+    return ResumePoint(manager.path_of(manifest.step), manifest.position, manifest.weights_digest)

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from mem_core.core.run.fold import fold_result
 from mem_core.core.run.run_report import write_report
-from mem_core.core.run.state_manager import write_atomically
 from mem_core.domain.errors import InternalError, Interrupted, MemError
 from mem_core.domain.events import Noted, RunEnded
 from mem_core.domain.run import RunResult
+from mem_core.infrastructure.storage.whole_file import write_atomically
 from mem_core.infrastructure.telemetry.report import REPORT_NAME
 from mem_core.runtime.proof.validator_process import ValidatorProcess
 from mem_core.runtime.ranks.port import Ranks
@@ -34,11 +34,14 @@ class Ending:
             self.segments.close()
             self.validator.close()
             self.ranks.close()
+            self.segments.watch.logs.remove_empty()
             self.segments.checkpoints.manager.close()
+            if self.remote is not None:
+                self.remote.finish()  # before the ending is written, which says how far the copies are
             self._journal(error)
             if self.remote is not None and not self.remote.close():
                 self.attempt.progress.note(
-                    "the remote store is behind; everything is in the local run folder and is sent with the next start"
+                    "the remote store has not everything; it is in the local run folder and is sent with the next start"
                 )
             self.attempt.state.release()
             self.attempt.progress.close()
@@ -49,10 +52,20 @@ class Ending:
         try:
             state.fence()
             state.emit(self.attempt.ledger.drain())
-            state.emit(ended_by(error))
+            state.emit(ended_by(error, self._behind()))
             self._write_outputs()
         except MemError as exc:
             self.attempt.progress.note(f"the ending could not be recorded: {exc}")
+
+    def _behind(self) -> str:
+        """What people should know of a run that completed and has no remote copy of its end; empty where it has, or where none is asked."""
+        mirror = fold_result(self.attempt.state.lines()).mirror if self.remote is not None else None
+        if mirror is None or not mirror.behind:
+            return ""
+        steps = ", ".join(map(str, mirror.missing_steps))
+        words = f"{mirror}: {mirror.url} lacks step {steps}; all of it is in the local run folder, and the same command sends it"
+        self.attempt.progress.note(words)
+        return words
 
     def _write_outputs(self) -> None:
         folder = self.attempt.state.folder
@@ -76,10 +89,10 @@ class Ending:
         )
 
 
-def ended_by(error: BaseException | None) -> RunEnded:
-    """What the journal says of an attempt that ended with `error`; None: it completed."""
+def ended_by(error: BaseException | None, remark: str = "") -> RunEnded:
+    """What the journal says of an attempt that ended with `error`; None: it completed, with a `remark` where there is one."""
     if error is None:
-        return RunEnded(status="completed", exit_code=0, message="")
+        return RunEnded(status="completed", exit_code=0, message=remark)
     if isinstance(error, MemError):
         interrupted = error.exit_code == Interrupted.exit_code
         return RunEnded(status="interrupted" if interrupted else "failed", exit_code=error.exit_code, message=str(error))

@@ -1,16 +1,17 @@
 """The ranks of a run as they stand: forked, restored, at a position; or gone, and the next segment restores the last proven step."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from mem_core.core.recovery.deadlines import PhaseTimes
+from mem_core.core.run.belonging import CheckpointWords
 from mem_core.domain.checkpoint import TrainingPosition
-from mem_core.domain.events import CheckpointJudged
+from mem_core.domain.events import CheckpointJudged, Resumed
+from mem_core.domain.segment import SegmentFailure
 from mem_core.infrastructure.telemetry.metrics import discard_metrics_after
-from mem_core.runtime.ranks.port import RankGroup, Ranks, Watch
+from mem_core.runtime.ranks.port import GroupFailed, RankGroup, Ranks, Watch
 from mem_core.runtime.ranks.worker.protocol import ReplayEvidence, WorkerSpec
 from mem_core.runtime.session.attempt import Attempt
-from mem_core.runtime.session.checkpoint_service import CheckpointService
+from mem_core.runtime.session.checkpoint_service import CheckpointService, ResumePoint
 from mem_core.runtime.session.memory_service import MemoryService
 
 
@@ -30,6 +31,7 @@ class Standing:
 
     `position` is the engine's own, None where no sound engine lives; `highest_step` the furthest that was ever done, in any attempt;
     `reached_batch` the furthest batch that a rank has begun in this one: below it plans are replayed and not chosen.
+    `has_stepped`: whether any process of this attempt applied a step.
     """
 
     position: TrainingPosition | None = None
@@ -37,6 +39,14 @@ class Standing:
     highest_step: int = 0
     reached_batch: int = 0
     restarts: int = 0
+    has_stepped: bool = False
+
+
+def _while_loading(failure: SegmentFailure, step: int | None) -> SegmentFailure:
+    """The failure with the checkpoint named that was being loaded, where loading is what failed."""
+    if step is None or failure.evidence.phase != "restore":
+        return failure
+    return failure.model_copy(update={"evidence": failure.evidence.model_copy(update={"restoring_step": step})})
 
 
 @dataclass
@@ -52,6 +62,8 @@ class LiveRanks:
     parameters: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _group: RankGroup | None = None
     _spent: RankGroup | None = None
+    _told_step: int | None = None
+    _passed_over: dict[int, str] = field(default_factory=dict[int, str])
 
     def locate(self) -> TrainingPosition:
         """Where the next segment starts: the engine's position, or that of the newest proven checkpoint."""
@@ -60,10 +72,36 @@ class LiveRanks:
         assert self.standing.position is not None
         return self.standing.position
 
-    def _resume_point(self) -> tuple[Path | None, TrainingPosition]:
-        folder, position = self.checkpoints.resume(self.setup.fresh, self._ever_validated)
-        self.standing.position, self.standing.validated_step = position, position.applied_steps or None
-        return folder, position
+    def _resume_point(self) -> ResumePoint:
+        point = self.checkpoints.resume(self.setup.fresh, self._ever_validated, self._passed_over)
+        self.standing.position, self.standing.validated_step = point.position, point.position.applied_steps or None
+        self._tell_where(point)
+        return point
+
+    def _tell_where(self, point: ResumePoint) -> None:
+        """Journal what is taken up, once; and say what was proven in this run's life and lies nowhere any more."""
+        position, first = point.position, self._told_step is None
+        if position.applied_steps == self._told_step:
+            return
+        self._told_step = position.applied_steps
+        if point.folder is not None:
+            self.attempt.state.emit(
+                Resumed(
+                    step=position.applied_steps,
+                    batch_index=position.batch_index,
+                    tokens=position.tokens,
+                    weights_digest=point.weights_digest,
+                    trajectory_digest=position.trajectory_digest,
+                )
+            )
+        words = CheckpointWords(line.event for line in self.attempt.state.lines()) if first else CheckpointWords()
+        missing = words.proven_beyond(position.applied_steps)
+        if missing:
+            steps = f"step{'' if len(missing) == 1 else 's'} {', '.join(map(str, missing))}"
+            self.attempt.note(
+                f"the journal says that {steps} had been proven, and no copy of that was found: "
+                f"going on from step {position.applied_steps}, what came after it is done again"
+            )
 
     def _ever_validated(self) -> bool:
         """Ever in the run's life: the fold forgets a step again once it was condemned."""
@@ -91,21 +129,51 @@ class LiveRanks:
         if self._group is not None and self._group is self._spent:
             self.checkpoints.wait_judged()  # its writers die with it
         self.lose()
+        self.attempt.state.await_store()  # ranks make folders of their own in it
         self.checkpoints.wait_idle()
         with self.attempt.ledger.bucket(bucket):
             return self._restore()
 
     def _restore(self) -> RankGroup:
-        folder, position = self._resume_point()
-        position = self.memory.restored(position)
+        point = self._resume_point()
+        folder, position = point.folder, self.memory.restored(point.position)
         self.standing.position = None  # until the engine stands there
         watch = Watch(on_record=self.memory.record, memory_limit_bytes=self.setup.memory_limit_bytes, times=self.times)
-        self._group = self.setup.ranks.start(self.setup.spec, watch)
-        ready = self._group.restore(str(folder) if folder is not None else None, position, self.standing.reached_batch)
+        self._group = self.setup.ranks.start(self.memory.configured(self.setup.spec), watch)
+        try:
+            ready = self._group.restore(str(folder) if folder is not None else None, position, self.standing.reached_batch)
+        except GroupFailed as exc:
+            raise GroupFailed(_while_loading(exc.failure, position.applied_steps if folder is not None else None)) from exc
         self.parameters = ready.parameters
         self.standing.position = position
+        self._set_aside_what_did_not_load(position.applied_steps)
         self._drop_lost_metrics(position.applied_steps)
         return self._group
+
+    # -- checkpoints that cannot be loaded ------------------------------------------------------------------------------
+
+    @property
+    def passed_over(self) -> tuple[int, ...]:
+        """Steps whose checkpoints could not be loaded and are left out for now, ascending."""
+        return tuple(sorted(self._passed_over))
+
+    def can_fall_back(self, step: int | None) -> bool:
+        """Whether there is a proven checkpoint older than that of `step`."""
+        infos = self.checkpoints.manager.listing() if step is not None else ()
+        return any(info.state == "valid" and info.step < (step or 0) and info.step not in self._passed_over for info in infos)
+
+    def pass_over(self, step: int, reason: str) -> None:
+        """Try an older checkpoint than that of `step` from now on. It is set aside when an older one is loaded, and not before."""
+        self._passed_over[step] = reason
+
+    def _set_aside_what_did_not_load(self, loaded_step: int) -> None:
+        for step, reason in sorted(self._passed_over.items()):
+            self.checkpoints.manager.set_aside(step, f"the engine cannot load it: {reason}")
+            then = f"it is in quarantine, going on from step {loaded_step}"
+            self.attempt.note(f"the checkpoint of step {step} is whole and cannot be loaded ({reason}); {then}")
+        self._passed_over.clear()
+
+    # -------------------------------------------------------------------------------------------------------------------
 
     def _drop_lost_metrics(self, step: int) -> None:
         """Rows of steps that are done again would otherwise stand twice in the plots."""

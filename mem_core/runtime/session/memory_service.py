@@ -1,23 +1,27 @@
 """The supervisor's side of adaptive memory: the recorded plan changes of a run, and the next rung after a failed segment."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from mem_core.core.doctor.changes import offload
-from mem_core.core.memory.fit import exhausted_remedy
-from mem_core.core.memory.ladder import MicroBatch, PlanBounds, largest_micro_batch, merge_changes, shrink_plan
+from mem_core.core.memory.diagnosis import failed_in_pieces
+from mem_core.core.memory.fit import exhausted_remedy, leak_remedy
+from mem_core.core.memory.ladder import MicroBatch, PlanBounds, held_before, largest_micro_batch, merge_changes, shrink_plan
 from mem_core.core.run.fold import fold_state
 from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.environment import MemoryBudget
 from mem_core.domain.errors import MemoryExhausted
-from mem_core.domain.events import DoctorReported, MemoryPlanChanged, Noted, OomAbsorbed
+from mem_core.domain.events import DoctorReported, MemoryPlanChanged, Noted, OomAbsorbed, SegmentEnded
 from mem_core.domain.plan import MemoryPlan, MemoryPlanChange, plan_at, record_change
 from mem_core.domain.segment import OutOfMemory, SegmentFailure, describe_failure
+from mem_core.domain.units import format_bytes
 from mem_core.infrastructure.telemetry.progress import Progress
 from mem_core.runtime.data.serving.dataset import TokenDataset
 from mem_core.runtime.data.serving.splits import padded_length
 from mem_core.runtime.ranks.worker.protocol import WorkerSpec
 
+ALLOCATOR_SETTING = "expandable_segments:True"  # torch's own cure for memory in pieces
 # A failure to load, save or evaluate is not cured by smaller training micro-batches.
 _TRAINING_PHASES = ("calibrate", "first_step", "forward", "backward", "step", None)
 
@@ -35,6 +39,8 @@ class MemoryService:
         self._budgets: tuple[MemoryBudget, ...] = reports[-1].memory if reports else ()
         self._model = reports[-1].model if reports else None
         self._bounds: PlanBounds | None = None
+        ended = [line.event.outcome for line in lines if isinstance(line.event, SegmentEnded)]
+        self._in_pieces = any(isinstance(outcome, OutOfMemory) and failed_in_pieces(outcome) for outcome in ended)
 
     @property
     def bounds(self) -> PlanBounds:
@@ -85,24 +91,51 @@ class MemoryService:
         self.record((MemoryPlanChanged(change=change, observed_bytes=evidence.peak_bytes or 0, limit_bytes=evidence.limit_bytes or 0),))
         return True
 
+    def can_defragment_after(self, failure: SegmentFailure) -> bool:
+        """Whether the failed allocation was one of fragmentation and the allocator's setting for it has not been tried yet."""
+        return not self._in_pieces and failed_in_pieces(failure)
+
+    def defragment_after(self, failure: SegmentFailure) -> None:
+        """New workers get an allocator that maps memory in pieces; the plan stays as it is."""
+        self._in_pieces = True
+        seen = failure.evidence
+        self._note(
+            f"the device's memory was in pieces, not too little: {format_bytes((seen.reserved_bytes or 0) - (seen.used_bytes or 0))} of "
+            f"{format_bytes(seen.limit_bytes or 0)} were reserved and unused; fresh workers go on with {ALLOCATOR_SETTING} and the same "
+            "micro-batch"
+        )
+
+    def configured(self, spec: WorkerSpec) -> WorkerSpec:
+        """What new workers are made from."""
+        return replace(spec, allocator_setting=ALLOCATOR_SETTING) if self._in_pieces else spec
+
+    def _note(self, text: str) -> None:
+        self._state.emit(Noted(text=f"memory: {text}"))
+        self._progress.note(f"memory: {text}")
+
     def exhausted(self, failure: SegmentFailure, error: MemoryExhausted) -> MemoryExhausted:
         """The same error with the ways out and their numbers as its remedy.
 
         The model's sizes are those that the doctor read: a remote model may be out of reach by now.
         """
+        evidence = failure.evidence
+        if evidence.grown:
+            return MemoryExhausted(error.problem, remedy=leak_remedy(evidence))
         if self._model is None:
             return error
-        evidence = failure.evidence
         memory = {budget.kind: budget.budget_bytes for budget in self._budgets}
         limit = evidence.limit_bytes or memory.get("device" if self._spec.device == "cuda" else "host", 0)
-        remedy = exhausted_remedy(self._model, self._spec.request, self._spec.dtype, self._spec.device, limit)
+        remedy = exhausted_remedy(self._model, self._spec.request, self._spec.dtype, self._spec.device, limit, evidence.limit_name)
         return MemoryExhausted(error.problem, remedy=remedy)
 
     def _next_plan(self, failure: SegmentFailure) -> MemoryPlan | None:
         adaptive = self._spec.request.memory.mode == "adaptive"
         if not adaptive or not isinstance(failure, OutOfMemory) or failure.evidence.phase not in _TRAINING_PHASES:
             return None
-        return shrink_plan(self._plan(failure), self.bounds, self._failed(failure))
+        if failure.evidence.grown:
+            return None  # a fresh process is the cure, not a smaller pass
+        held = held_before(self.changes, failure.evidence.batch_index or 0)
+        return shrink_plan(self._plan(failure), self.bounds, self._failed(failure), held)
 
     def _plan(self, failure: SegmentFailure) -> MemoryPlan:
         return plan_at(self.changes, failure.evidence.batch_index or 0, self._spec.default_plan)

@@ -4,19 +4,21 @@ Everything here happens beside training, in the mirror's thread. A new machine w
 newest checkpoint that proves itself; decisions and memory plans are then replayed from the journal as on the old machine.
 """
 
+import contextlib
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
 from mem_core.core.run.record import has_record, sealed_text
-from mem_core.core.run.state_manager import StateManager, write_atomically
+from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.checkpoint import CheckpointManifest
-from mem_core.domain.errors import DataError, MemError, RunHeld
-from mem_core.domain.events import Noted
+from mem_core.domain.errors import DataError, MemError, NoValidCheckpoint, RunHeld, StoreUnavailable
+from mem_core.domain.events import CheckpointMirrored, Noted
 from mem_core.domain.request import CheckpointSection
 from mem_core.infrastructure.storage.journal_file import attempt_files, read_attempt
 from mem_core.infrastructure.storage.port import AlreadyExists, KeyMissing, Store
 from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, read_regular_text
+from mem_core.infrastructure.storage.whole_file import write_atomically
 from mem_core.runtime.checkpoint_manager.manager import CheckpointManager
 from mem_core.runtime.checkpoint_manager.mirror.background import BackgroundMirror, MirrorState
 from mem_core.runtime.checkpoint_manager.mirror.mirror import Mirror
@@ -116,6 +118,10 @@ class _MirrorWithJournal:
         except RunHeld as exc:
             self._on_fenced(str(exc))
             raise
+        except StoreUnavailable:
+            with contextlib.suppress(MemError):
+                self._journal.push()  # small, and it says what was proven: a new machine then knows what it misses
+            raise
         return upload
 
     def rotate(self) -> tuple[Upload, ...]:
@@ -127,6 +133,9 @@ class RemoteService:
 
     def __init__(self, store: Store, state: StateManager, section: CheckpointSection, on_fenced: Callable[[str], None]) -> None:
         self._state = state
+        self._offered = False
+        self._answers = True
+        self._finished: bool | None = None
         self.mirror = Mirror(store, state.run_id, state.attempt, section, fence=state.fence, emit=state.emit)
         self._journal = JournalCopy(store, state)
         self._background = BackgroundMirror(_MirrorWithJournal(self.mirror, self._journal, on_fenced), state.emit)  # type: ignore[arg-type]
@@ -139,6 +148,23 @@ class RemoteService:
         """How far the mirror is."""
         return self._background.state()
 
+    def offer(self, step: int, folder: Path) -> None:
+        """What a start resumes from has been read and proven: mirror it where the remote lacks it, as after uploads that failed.
+
+        Asked once in an attempt. A remote that does not answer is tried by the upload itself, beside training.
+        """
+        if self._offered:
+            return
+        self._offered = True
+        try:
+            newest = max((upload.step for upload in self.mirror.available()), default=None) if self._answers else None
+        except MemError:
+            newest = None
+        if newest is None or newest < step:
+            self.submit(step, folder)
+        else:
+            self._state.emit(CheckpointMirrored(step=newest, url=self.mirror.url))
+
     def submit(self, step: int, folder: Path) -> None:
         """Mirror a validated checkpoint soon; returns at once."""
         self._background.submit(step, folder)
@@ -148,24 +174,43 @@ class RemoteService:
 
         Raises:
             StoreUnavailable: the remote does not answer and this disk has nothing to go on from. RunHeld: a newer attempt has begun.
+            NoValidCheckpoint: the remote holds another life of this run id.
         """
         local = max((info.step for info in manager.listing() if info.state == "valid"), default=-1)
         try:
             return restore_from_mirror(manager, self.mirror, self._state.emit, newer_than=local)
-        except RunHeld:
+        except (RunHeld, NoValidCheckpoint):
             raise
         except MemError as exc:
             if local < 0 and self._state.record() is not None:
                 raise
+            self._answers = False
             self._state.emit(Noted(text=f"the mirror does not answer; going on from the local step {max(local, 0)}: {exc}"))
             return None
 
+    def finish(self) -> None:
+        """Finish what waits within a limit; then nothing of this attempt is left half sent. Once is enough."""
+        if self._finished is not None:
+            return
+        self._finished = self._background.close(CLOSE_LIMIT_S)
+        if not self._finished:
+            late = f"an upload to {self.mirror.url} was still at work after {CLOSE_LIMIT_S:.0f} s; the next start sends it"
+            self._state.emit(Noted(text=late))
+            return
+        try:
+            left = self.mirror.abandon_unfinished()
+        except (MemError, OSError) as exc:
+            self._state.emit(Noted(text=f"what interrupted uploads left in {self.mirror.url} could not be removed: {exc}"))
+            return
+        if left:
+            self._state.emit(Noted(text=f"{left} unfinished uploads were removed from {self.mirror.url}"))
+
     def close(self) -> bool:
-        """Finish what waits within a limit, send the journal's end. False where the remote is behind; the local copy has everything."""
-        finished = self._background.close(CLOSE_LIMIT_S)
+        """`finish`, and send the journal's end. False where the remote is behind; the local copy has everything."""
+        self.finish()
         try:
             self._journal.push()
         except (MemError, OSError) as exc:
             self._state.emit(Noted(text=f"the journal's end was not mirrored: {exc}"))
             return False
-        return finished
+        return bool(self._finished)

@@ -15,7 +15,7 @@ from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.errors import InternalError, Interrupted, MemoryExhausted, PolicyRefused, StoreUnavailable
 from mem_core.domain.events import Evaluated
 from mem_core.domain.plan import Hyperparams
-from mem_core.domain.run import RunResult
+from mem_core.domain.run import RunResult, rows_words
 from mem_core.domain.segment import Evidence, NonFinite, SaveFailed, SegmentCompleted, SegmentFailure, SegmentInterrupted
 from mem_core.runtime.session.advice_service import AdviceService
 from mem_core.runtime.session.attempt import Attempt
@@ -117,13 +117,20 @@ class RunSession:
             self.segments.ranks.lose()  # nothing comes after it that could be saved in its stead
 
     def _after_failure(self, failure: SegmentFailure, segment_index: int = 0, until_step: int = 0) -> None:
-        shrinkable = self.segments.ranks.memory.can_shrink_after(failure)
-        self.failures.failed(failure, counts=not shrinkable)  # the memory ladder has an end of its own
-        action = self._orchestrator.next_action(self._progress(0, can_shrink=shrinkable, suspect=failure), failure)
+        memory = self.segments.ranks.memory
+        shrinkable, in_pieces = memory.can_shrink_after(failure), memory.can_defragment_after(failure)
+        self.failures.failed(failure, counts=not (shrinkable or in_pieces))  # the memory ladder has an end of its own
+        progress = self._progress(0, can_shrink=shrinkable, suspect=failure).model_copy(update={"can_defragment": in_pieces})
+        action = self._orchestrator.next_action(progress, failure)
         match action:
             case Retry():
+                if action.set_aside_step is not None:
+                    self.failures.passed_over(action.set_aside_step)
+                    self.segments.ranks.pass_over(action.set_aside_step, action.reason)
+                if action.defragment:
+                    memory.defragment_after(failure)
                 if action.shrink:
-                    self.segments.ranks.memory.shrink_after(failure)
+                    memory.shrink_after(failure)
                 if action.skip_batch is not None:
                     self.segments.skips.add(action.skip_batch, action.reason)
                     self.attempt.progress.note(f"batch {action.skip_batch} is left out from now on: {action.reason}")
@@ -133,7 +140,7 @@ class RunSession:
                     with self.attempt.ledger.bucket("restart"):
                         time.sleep(action.delay_s)
             case GiveUp(MemoryExhausted() as error) if self.attempt.request.memory.mode == "adaptive":
-                raise self.segments.ranks.memory.exhausted(failure, error)
+                raise memory.exhausted(failure, error)
             case GiveUp():
                 raise action.error
             case Train() | Finish() | Pause():
@@ -151,6 +158,8 @@ class RunSession:
 
     def _progress(self, applied_steps: int, *, can_shrink: bool = False, suspect: SegmentFailure | None = None) -> Progress:
         batch = suspect.evidence.batch_index if suspect is not None and self.failures.same_batch > 1 else None
+        loading = suspect.evidence.restoring_step if suspect is not None else None
+        ranks = self.segments.ranks
         return Progress(
             applied_steps=applied_steps,
             validated_step=self.segments.standing.validated_step,
@@ -160,22 +169,39 @@ class RunSession:
             can_shrink=can_shrink,
             sample_ids=self.segments.skips.samples_of(batch) if batch is not None else (),
             skipped_batches=len(self.segments.skips.batches),
+            failed_loads=self.failures.loads.get(loading, 0) if loading is not None else 0,
+            can_fall_back=ranks.can_fall_back(loading),
+            passed_over=ranks.passed_over,
+            same_errors=self.failures.same_error,
+            same_error_batches=len(self.failures.same_error_batches),
+            has_stepped=self.segments.standing.has_stepped,
         )
 
     # -- endings --------------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """After the last step was validated: validation loss for the report."""
+        """After the last step was validated: validation loss for the report, unless an earlier attempt left it."""
+        if self.segments.ranks.group is None and self._is_evaluated():
+            return
         for _ in range(self.attempt.request.resilience.max_failures_without_progress):
             try:
-                loss = self.segments.evaluate()
+                found = self.segments.evaluate()
             except SegmentFailed as exc:
                 self.attempt.progress.note(f"the evaluation is done again: {exc}")
                 continue
-            if math.isfinite(loss):
-                self.attempt.state.emit(Evaluated(step=self.segments.ranks.locate().applied_steps, validation_loss=loss))
+            if math.isfinite(found.loss):
+                self._journal_validation(found.loss, found.rows, found.rows_total)
             return
         self.attempt.progress.note("no validation loss: the workers died in each evaluation; every step is applied and proven all the same")
+
+    def _is_evaluated(self) -> bool:
+        step = self.segments.ranks.locate().applied_steps
+        return any(isinstance(line.event, Evaluated) and line.event.step == step for line in self.attempt.state.lines())
+
+    def _journal_validation(self, loss: float, rows: int, rows_total: int) -> None:
+        step = self.segments.ranks.locate().applied_steps
+        self.attempt.state.emit(Evaluated(step=step, validation_loss=loss, validation_rows=rows, validation_rows_total=rows_total))
+        self.attempt.progress.note(f"validation loss {loss:.4f} over {rows_words(rows, rows_total)}")
 
     def interrupted(self) -> Interrupted:
         """The error of an attempt that was asked to stop and has committed what it had."""

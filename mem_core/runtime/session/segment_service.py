@@ -7,9 +7,18 @@ from mem_core.core.recovery.interval import RunPace
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.events import Event, FaultMet, SegmentEnded, SegmentStarted
 from mem_core.domain.plan import Hyperparams
-from mem_core.domain.segment import Evidence, NonFinite, SaveFailed, SegmentCompleted, SegmentFailure, SegmentInterrupted, describe_failure
+from mem_core.domain.segment import (
+    Evidence,
+    NonFinite,
+    SaveFailed,
+    SegmentCompleted,
+    SegmentFailure,
+    SegmentInterrupted,
+    describe_failure,
+    last_words,
+)
 from mem_core.runtime.ranks.port import GroupFailed, RankGroup
-from mem_core.runtime.ranks.worker.protocol import SegmentDone, Train
+from mem_core.runtime.ranks.worker.protocol import Evaluated, SegmentDone, Train
 from mem_core.runtime.session.attempt import Attempt
 from mem_core.runtime.session.checkpoint_service import BornWith, CheckpointService, PendingSave
 from mem_core.runtime.session.live_ranks import LiveRanks, Standing
@@ -18,6 +27,7 @@ from mem_core.runtime.session.segment_watch import SegmentWatch
 from mem_core.runtime.session.skip_list import SkipList
 
 PROBE_STEPS = 2
+MAX_VALIDATION_BATCHES = 256  # forward passes only: about the time of 85 steps; rows beyond that are spread evenly
 
 
 @dataclass
@@ -114,6 +124,7 @@ class SegmentService:
         self, segment_index: int, before: TrainingPosition, done: SegmentDone, staging: Path, group: RankGroup
     ) -> SegmentCompleted | SegmentInterrupted:
         self.standing.position = done.position
+        self.standing.has_stepped = True
         step = done.position.applied_steps
         self.attempt.ledger.move("productive", "save_stall", done.save_stall_s)
         redone = min(self.standing.highest_step, step) - before.applied_steps
@@ -144,6 +155,9 @@ class SegmentService:
         self._emit(SegmentEnded(segment_index=segment_index, outcome=failure))
         self._emit(FaultMet(kind=failure.kind, step=self.standing.validated_step or 0, detail=describe_failure(failure)))
         self._emit(self.attempt.ledger.drain())
+        said = last_words(failure.evidence)
+        if said:
+            self.attempt.progress.note(said)
         self.attempt.progress.note(f"{describe_failure(failure)}; going on from step {self.standing.validated_step or 0}")
         return SegmentFailed(failure)
 
@@ -159,7 +173,7 @@ class SegmentService:
         self.attempt.progress.note(f"{describe_failure(failure)}; the older checkpoint stays current and training goes on")
         return failure
 
-    def evaluate(self, max_batches: int = 16) -> float:
+    def evaluate(self, max_batches: int = MAX_VALIDATION_BATCHES) -> Evaluated:
         """Validation loss of the engine as it stands. Raises SegmentFailed."""
         with self.attempt.ledger.bucket("evaluation"):
             try:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from mem_core.domain.events import Recovered
 from mem_core.domain.segment import SegmentFailure
+from mem_core.infrastructure.machine.logs import LogFolder
 from mem_core.runtime.ranks.port import Heartbeat
 from mem_core.runtime.session.attempt import Attempt
 from mem_core.runtime.session.live_ranks import Standing
@@ -31,6 +32,12 @@ class SegmentWatch:
     def failed(self, failure: SegmentFailure) -> None:
         """The clock of a recovery starts; it stops with the first step beyond where the fault sent the run back to."""
         self._fault = (failure.kind, time.monotonic())
+        self.logs.bound()  # between two tries
+
+    @property
+    def logs(self) -> LogFolder:
+        """What the run's processes say."""
+        return LogFolder(self.attempt.state.folder / "logs")
 
     @property
     def recovering(self) -> bool:
@@ -41,6 +48,7 @@ class SegmentWatch:
         """Take in what each rank last said, rank 0 first."""
         beat, standing = beats[0], self.standing
         standing.reached_batch = max(standing.reached_batch, beat.batch_index)
+        standing.has_stepped |= standing.position is not None and beat.applied_steps > standing.position.applied_steps
         if self._fault is not None and standing.position is not None and beat.applied_steps > standing.position.applied_steps:
             kind, since_s = self._fault
             self._fault = None
@@ -56,3 +64,4 @@ class SegmentWatch:
         if now_s - self._last_chores_s >= EVERY_S:
             self._last_chores_s = now_s
             self.attempt.stop.ask(self.notices.preempted())
+            self.logs.bound()

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mem_core.core.run.fold import fold_result
-from mem_core.core.run.state_manager import read_journal, read_lease, write_atomically
+from mem_core.core.run.lease import read_lease
+from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.errors import EnvironmentUnfit
 from mem_core.domain.events import JournalLine, TimeSpent
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
+from mem_core.infrastructure.storage.whole_file import write_atomically
 from mem_core.infrastructure.storage.writing import PRIVATE, replace_text
 from mem_core.runtime.chaos.drill.report import DrillReport, InvariantScore, html_report, passed, same, score_fault
 from mem_core.runtime.chaos.drill.supervised_run import SupervisedRun

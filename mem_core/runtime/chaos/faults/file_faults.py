@@ -7,6 +7,7 @@ import random
 import time
 from pathlib import Path
 
+from mem_core.core.run.lease import believed_lease
 from mem_core.runtime.chaos.faults.scene import Injector, NotNow, NotProven, Scene, Strike, wait_for
 from mem_core.runtime.chaos.plan.plan import PlannedFault
 
@@ -86,7 +87,7 @@ def cut_journal(scene: Scene, fault: PlannedFault, rng: random.Random) -> Strike
 def future_lease(scene: Scene, fault: PlannedFault, rng: random.Random) -> Strike:
     """Kill the flow and leave its lease as a clock that was a day ahead would have written it."""
     scene.training()
-    path = scene.view.folder / "lease.json"
+    path = believed_lease(scene.view.folder)
     with scene.gate:
         struck_s, _ = scene.kill_flow()
         before = _sha256(path)

@@ -140,9 +140,9 @@ def prefect_killed(scene: Scene, fault: PlannedFault, rng: random.Random) -> Str
     scene.training()
     server = scene.one("prefect", rng)
     struck_s = scene.kill(server)
-    if not wait_for(lambda: refuses(server.port or 0), 5.0, 0.05):
-        raise NotProven(f"port {server.port} still takes connections")
-    return Strike(struck_s, f"port {server.port} refuses connections")
+    if not wait_for(lambda: not _answers(server.port or 0), 5.0, 0.05):  # its owner keeps the port for the next one
+        raise NotProven(f"port {server.port} still answers")
+    return Strike(struck_s, f"nobody answers at port {server.port}")
 
 
 def _answers(port: int) -> bool:

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from mem_core.core.run.state_manager import read_lease
+from mem_core.core.run.lease import read_lease
 from mem_core.infrastructure.machine.process_facts import start_ticks
 from mem_core.infrastructure.settings import RUN_FOLDER_VARIABLE
 from mem_core.runtime.ranks.local.heartbeat import HeartbeatReader

@@ -12,6 +12,7 @@ from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import (
     ManifestUnreadable,
     SignatureRefused,
     decode_manifest,
+    sha256_hex,
     signature_holds,
 )
 from mem_core.runtime.checkpoint_manager.inspection.shards import missing_shards, surplus_shards
@@ -25,6 +26,11 @@ class ManifestOnDisk:
 
     manifest: CheckpointManifest
     data: bytes
+
+    @property
+    def sha256(self) -> str:
+        """Digest of those bytes: what verdicts and journal lines name a manifest by."""
+        return sha256_hex(self.data)
 
 
 def read_manifest(disk: Disk, folder: Path, key: bytes | None = None) -> ManifestOnDisk:

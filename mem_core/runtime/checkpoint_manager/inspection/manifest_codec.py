@@ -27,6 +27,10 @@ class ManifestUnreadable(SignatureRefused):
     """What it says cannot be seen now or by this user. As with another's signature: left where it lies, and an older one is tried."""
 
 
+class ForeignCheckpoint(ManifestDamaged):
+    """A manifest that is whole and not this run's. Kept apart from damage: it is somebody's work."""
+
+
 def sha256_hex(data: bytes) -> str:
     """SHA-256 in hex."""
     return hashlib.sha256(data).hexdigest()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from mem_core.domain.checkpoint import CheckpointManifest, CheckpointVerdict
+from mem_core.domain.checkpoint import MANIFEST_NAME, CheckpointManifest, CheckpointVerdict
 from mem_core.domain.errors import InternalError
 from mem_core.infrastructure.storage.disk import OsDisk
 from mem_core.runtime.checkpoint_manager.inspection.file_checks import check_claims, check_files, read_manifest
@@ -70,6 +70,8 @@ class IntegrityValidator:
             inside = check_tensors(folder, manifest, self.allowed_globals)
             findings.reasons += inside.reasons
             findings.weights_bad = inside.weights_bad
+        if findings.reasons and not (folder / MANIFEST_NAME).exists():
+            raise FileNotFoundError(f"{folder} went away while it was judged")  # that says nothing about the checkpoint
         if not findings.reasons and manifest.weights_digest and manifest.weights_digest == previous_weights_digest:
             findings.not_finite("weights did not change since the checkpoint before")
         return findings, sha256_hex(present.data)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mem_core.domain.errors import InternalError, RunHeld, StoreUnavailable
-from mem_core.domain.events import Event, Noted
+from mem_core.domain.events import CheckpointMirrored, Event, Noted
 from mem_core.runtime.checkpoint_manager.mirror.mirror import Mirror
 
 
@@ -87,9 +87,19 @@ class BackgroundMirror:
         """One push and one rotation; returns what went wrong, which is told and never raised."""
         try:
             self._mirror.push(folder)
-            self._emit(Noted(text=f"step {step} mirrored to {self._mirror.url}"))
-            self._mirror.rotate()
         except (StoreUnavailable, RunHeld, InternalError, OSError, ValueError) as exc:
             self._emit(Noted(text=f"step {step} was not mirrored, training goes on: {exc}"))
+            self._emit(CheckpointMirrored(step=step, url=self._mirror.url, problem=str(exc)[:500] or type(exc).__name__))
+            return str(exc)
+        self._emit(Noted(text=f"step {step} mirrored to {self._mirror.url}"))
+        self._emit(CheckpointMirrored(step=step, url=self._mirror.url))
+        return self._rotate()
+
+    def _rotate(self) -> str:
+        """The copy is there: that older ones could not be removed says nothing about it."""
+        try:
+            self._mirror.rotate()
+        except (StoreUnavailable, RunHeld, InternalError, OSError, ValueError) as exc:
+            self._emit(Noted(text=f"old copies in {self._mirror.url} were not removed, this is tried again: {exc}"))
             return str(exc)
         return ""

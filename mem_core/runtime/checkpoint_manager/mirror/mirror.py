@@ -137,10 +137,19 @@ class Mirror:
                 self._delete(upload, run)
                 deleted.append(upload)
         self._tidy(run)
-        for item in self._store.unfinished(self._run_id):
-            if 0 < attempt_of(self._run_id, item.key) < self._attempt:  # its writer is dead or shut out; our own may be at work
-                self._store.abandon(item)
+        self._abandon(self._attempt - 1)  # their writers are dead or shut out; our own may be at work
         return tuple(deleted)
+
+    def abandon_unfinished(self) -> int:
+        """Remove what uploads of this and older attempts began and did not finish: no listing shows it, and a store bills it. Returns how
+        many. Only when no upload of this attempt is at work any more; of a number that another machine holds nothing is touched."""
+        return self._abandon(self._attempt) if self._begun else 0
+
+    def _abandon(self, up_to_attempt: int) -> int:
+        left = [item for item in self._store.unfinished(self._run_id) if 0 < attempt_of(self._run_id, item.key) <= up_to_attempt]
+        for item in left:
+            self._store.abandon(item)
+        return len(left)
 
     def orphans(self) -> tuple[str, ...]:
         """Keys of uploads that no manifest completes (interrupted ones): bounded, and rotation removes them."""

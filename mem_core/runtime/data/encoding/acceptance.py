@@ -1,7 +1,5 @@
 """Whether prepared data is what the request allows. Pure."""
 
-from collections.abc import Sequence
-
 from mem_core.domain.errors import DataError, RequestError
 from mem_core.domain.request import DataSection
 from mem_core.runtime.data.values import PreparedData
@@ -18,7 +16,7 @@ def check_prepared(prepared: PreparedData, data: DataSection, vocab_size: int | 
     """
     allowed = data.max_bad_rows if data.on_bad_row == "skip" else 0
     if prepared.num_bad_rows > allowed:
-        raise _bad_rows(prepared.bad_rows, prepared.num_bad_rows, data)
+        raise _bad_rows(prepared, data)
     if not prepared.num_samples:
         why = f" ({'; '.join(prepared.notes)})" if prepared.notes else ""
         raise DataError(
@@ -36,13 +34,15 @@ def check_prepared(prepared: PreparedData, data: DataSection, vocab_size: int | 
         )
 
 
-def _bad_rows(rows: Sequence[str], total: int, data: DataSection) -> DataError:
-    shown = "".join(f"\n  {row}" for row in rows[:_SHOWN_BAD_ROWS])
+def _bad_rows(prepared: PreparedData, data: DataSection) -> DataError:
+    total = prepared.num_bad_rows
+    shown = "".join(f"\n  {row}" for row in prepared.bad_rows[:_SHOWN_BAD_ROWS])
     more = f"\n  and {total - _SHOWN_BAD_ROWS} more" if total > _SHOWN_BAD_ROWS else ""
     skipping = data.on_bad_row == "skip"
+    repair = "Repair the rows, or raise data.max_bad_rows" if skipping else "Repair the rows, or set data.on_bad_row to skip"
     return DataError(
         f"{total} bad {'row' if total == 1 else 'rows'}:{shown}{more}",
         field="data.train",
         bound=f"{data.max_bad_rows} with data.max_bad_rows" if skipping else "none with data.on_bad_row: fail",
-        remedy="Repair the rows, or raise data.max_bad_rows" if skipping else "Repair the rows, or set data.on_bad_row to skip",
+        remedy=prepared.hint or repair,
     )

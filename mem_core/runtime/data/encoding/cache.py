@@ -9,26 +9,31 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
-
-from pydantic import ValidationError
+from typing import IO, cast
 
 from mem_core.domain.errors import DataError
 from mem_core.domain.request import DataSection
-from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, read_json, read_regular
+from mem_core.infrastructure.storage.reading import read_regular
+from mem_core.infrastructure.storage.sealed import read_sealed, remove_whatever, sealed, unsealed
 from mem_core.runtime.data.reading.sources import SourceFile
 from mem_core.runtime.data.serving.dataset import check_contents, check_folder
+from mem_core.runtime.data.serving.shards import INDEX_NAME, TokenIndex, file_digest
 from mem_core.runtime.data.values import PreparedData
+from mem_core.runtime.models.encoding import encoding_of
+from mem_core.runtime.models.folders import tokenizer_identity
 
 FORMAT_VERSION = 1
 _RESULT_NAME = "data.json"
 _HASHES_NAME = "file-hashes.json"
 _MOST_HASHES = 100_000
+_MOST_HASHES_BYTES = 2**28
+_MOST_RESULT_BYTES = 2**26
 _STAGING_PREFIX = ".preparing-"
 # A file changed within one tick of the clock after it was hashed carries the same time stamp: such hashes are not trusted.
 _SETTLED_NS = 50_000_000
@@ -38,11 +43,12 @@ _MATTERS = (
 
 
 def fingerprint(
-    data: DataSection, train: Sequence[tuple[SourceFile, str]], validation: Sequence[tuple[SourceFile, str]], tokenizer: str
+    data: DataSection, train: Sequence[tuple[SourceFile, str]], validation: Sequence[tuple[SourceFile, str]], source: str, rules: int
 ) -> str:
-    """SHA-256 over all that decides the rows: contents in order, the settings that matter, the tokenizer, the format version.
+    """SHA-256 over all that decides the rows: contents in order, the settings that matter, the encoding, the format version.
 
-    Where the files lie, and what happens to bad rows, does not matter: rows that are there are the same rows.
+    Where the files lie, and what happens to bad rows, does not matter: rows that are there are the same rows. The first rules
+    named tokenizer files alone, which is not enough to know ids by; runs that were born under them keep their name.
     """
     described = {
         "format": FORMAT_VERSION,
@@ -50,7 +56,7 @@ def fingerprint(
         "validation": [[file.kind, file.size_bytes, digest] for file, digest in validation],
         "held_out": data.validation if isinstance(data.validation, float) else None,
         "settings": {name: getattr(data, name) for name in _MATTERS},
-        "tokenizer": tokenizer,
+        "tokenizer": tokenizer_identity(source) if rules == 1 else encoding_of(source, chat=data.messages_field is not None),
     }
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
@@ -62,12 +68,10 @@ class HashCache:
         self._path = cache_dir / _HASHES_NAME
         self._entries = self._load()
 
-    def _load(self) -> dict[str, list[Any]]:
-        try:
-            loaded = read_json(self._path)
-        except (OSError, ValueError):
-            return {}
-        return cast(dict[str, list[Any]], loaded) if isinstance(loaded, dict) else {}
+    def _load(self) -> dict[str, list[str]]:
+        """Nothing where the file is not what was written: a wrong hash would be taken for changed data."""
+        text = read_sealed(self._path, _MOST_HASHES_BYTES)
+        return cast(dict[str, list[str]], json.loads(text)) if text is not None else {}
 
     def get(self, file: SourceFile) -> str | None:
         """The hash of the file's content, or None when it has to be read."""
@@ -83,34 +87,81 @@ class HashCache:
         }
         self._entries = {**self._load(), **fresh}
         kept = dict(list(self._entries.items())[-_MOST_HASHES:])
-        with tempfile.NamedTemporaryFile("w", dir=self._path.parent, prefix=".hashes-", delete=False) as file:
-            json.dump(kept, file)
-        os.replace(file.name, self._path)
+        with suppress(OSError):
+            with tempfile.NamedTemporaryFile("w", dir=self._path.parent, prefix=".hashes-", delete=False) as file:
+                file.write(sealed(json.dumps(kept)))
+            if self._path.is_dir():
+                remove_whatever(self._path)
+            os.replace(file.name, self._path)
 
 
 def load_prepared(cache_dir: Path, name: str) -> PreparedData | None:
-    """The prepared data of a fingerprint when it is there and whole; a damaged folder is removed and counts as absent."""
+    """The prepared data of a fingerprint when it is there and proves itself; whatever else stands there is removed."""
     folder = cache_dir / name
+    if not os.path.lexists(folder):
+        return None
     try:
-        prepared = PreparedData.model_validate_json(read_regular(folder / _RESULT_NAME, RECORD_LIMIT_BYTES))
-        validation = folder / "validation" if prepared.num_validation_samples else None
-        for part in (folder / "train", validation):
-            if part is not None:
-                check_contents(part, check_folder(part))
-    except FileNotFoundError:
+        prepared = _proven(folder, name)
+    except (OSError, ValueError, DataError):
+        remove_whatever(folder)
         return None
-    except (OSError, ValidationError, DataError):
-        shutil.rmtree(folder, ignore_errors=True)
-        return None
-    where = {"train_dir": str(folder / "train"), "validation_dir": None if validation is None else str(validation)}
+    where = {"train_dir": str(folder / "train"), "validation_dir": None}
+    if prepared.num_validation_samples:
+        where["validation_dir"] = str(folder / "validation")
     return prepared.model_copy(update={**where, "from_cache": True})
+
+
+def told(cache_dir: Path, name: str) -> PreparedData | None:
+    """What the sealed result of a fingerprint says; None where there is none that proves itself."""
+    text = read_sealed(cache_dir / name / _RESULT_NAME, _MOST_RESULT_BYTES)
+    try:
+        prepared = PreparedData.model_validate_json(text or "")
+    except ValueError:
+        return None
+    return prepared if prepared.fingerprint == name else None
+
+
+def _proven(folder: Path, name: str) -> PreparedData:
+    """Every byte down to the tokens hangs on the sealed result: it holds the digests of the indexes, and they those of the shards.
+
+    Results of older versions have no seal; runs that were born then had better keep their shards, so that theirs are believed where
+    every number that two files hold is the same in both.
+
+    Raises:
+        OSError, ValueError, DataError: something is missing or is not what was written.
+    """
+    raw = read_regular(folder / _RESULT_NAME, _MOST_RESULT_BYTES)
+    text = unsealed(raw)
+    prepared = PreparedData.model_validate_json(raw if text is None else text)
+    parts = ("train", "validation") if prepared.num_validation_samples else ("train",)
+    indexes = {part: check_folder(folder / part) for part in parts}
+    if prepared.fingerprint != name or (text is None and prepared.encoding):
+        raise ValueError("not the result that belongs here")
+    if text is not None and any(file_digest(folder / part / INDEX_NAME) != prepared.index_sha256.get(part) for part in parts):
+        raise ValueError("an index is not the one that was written")
+    if text is None and not _agrees(prepared, indexes):
+        raise ValueError("result and index do not agree")
+    for part, index in indexes.items():
+        check_contents(folder / part, index)
+    return prepared
+
+
+def _agrees(prepared: PreparedData, indexes: Mapping[str, TokenIndex]) -> bool:
+    train = indexes["train"]
+    told = (prepared.num_samples, prepared.num_tokens, prepared.trained_tokens, prepared.longest_tokens, prepared.max_token_id)
+    held_out = indexes.get("validation")
+    largest = max(train.max_token_id, held_out.max_token_id if held_out is not None else 0)
+    rows = held_out.num_rows if held_out is not None else 0
+    return told == (train.num_rows, train.num_tokens, train.trained_tokens, train.longest_tokens, largest) and (
+        rows == prepared.num_validation_samples
+    )
 
 
 @contextmanager
 def staging_folder(cache_dir: Path) -> Iterator[Path]:
     """A locked temporary folder that is gone afterwards; leftovers of dead processes are removed on the way."""
     cache_dir.mkdir(parents=True, exist_ok=True)
-    with (cache_dir / ".lock").open("w") as gate:
+    with _lock_file(cache_dir / ".lock") as gate:
         fcntl.flock(gate, fcntl.LOCK_EX)
         _sweep(cache_dir)
         folder = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=cache_dir))
@@ -123,9 +174,20 @@ def staging_folder(cache_dir: Path) -> Iterator[Path]:
         holder.close()
 
 
+def _lock_file(path: Path) -> IO[bytes]:
+    """The lock file, opened without waiting; made anew where something else stands there. Raises OSError."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            remove_whatever(path)
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW, 0o666), "rb+")
+
+
 def _sweep(cache_dir: Path) -> None:
     for folder in cache_dir.glob(f"{_STAGING_PREFIX}*"):
-        with suppress(OSError), (folder / ".lock").open("a") as lock:
+        if not folder.is_dir():
+            remove_whatever(folder)
+            continue
+        with suppress(OSError), _lock_file(folder / ".lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
     for hashes in cache_dir.glob(".hashes-*"):
@@ -136,8 +198,9 @@ def _sweep(cache_dir: Path) -> None:
 
 def publish(folder: Path, cache_dir: Path, prepared: PreparedData) -> None:
     """Make a finished folder visible under its fingerprint in one step. If another process was first, its folder stays."""
+    digests = {part.name: file_digest(part / INDEX_NAME) for part in (folder / "train", folder / "validation") if part.is_dir()}
     with (folder / _RESULT_NAME).open("wb") as file:
-        file.write(prepared.model_dump_json().encode())
+        file.write(sealed(prepared.model_copy(update={"index_sha256": digests}).model_dump_json()).encode())
         file.flush()
         os.fsync(file.fileno())
     target = cache_dir / prepared.fingerprint
@@ -147,8 +210,8 @@ def publish(folder: Path, cache_dir: Path, prepared: PreparedData) -> None:
     try:
         folder.rename(target)
     except OSError:
-        if not target.is_dir():
-            raise
+        if load_prepared(cache_dir, prepared.fingerprint) is None:  # what stood there proved nothing and is gone now
+            folder.rename(target)
     _sync_folder(cache_dir)
 
 

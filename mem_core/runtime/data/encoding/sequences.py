@@ -34,9 +34,15 @@ class RowMaker:
         """Tokens taken in so far and not dropped."""
         return self._writer.num_tokens + self._waiting
 
-    def add(self, tokens: NDArray[np.integer], mask: Mask | None) -> None:
-        """Take one document or part, shape [tokens]; `mask` is there exactly when the writer stores masks."""
+    def add(self, tokens: NDArray[np.integer], mask: Mask | None, *, own_row: bool = False) -> None:
+        """Take one document or part, shape [tokens]; `mask` is there exactly when the writer stores masks.
+
+        `own_row`: at most a sequence long, and not to be divided over two by packing; it is a row at once, before what still waits.
+        """
         limit = self._data.sequence_length
+        if own_row:
+            self._write(tokens, np.array([tokens.size], np.int64), mask)
+            return
         if tokens.size > limit and self._data.long_documents == "truncate":
             tokens, mask = tokens[:limit], None if mask is None else mask[:limit]
             self.dropped["truncated_documents"] += 1

@@ -1,16 +1,19 @@
 """Units of text to training and validation rows, many at a time, with every bad row remembered."""
 
 import hashlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mem_core.domain.errors import RequestError
+from mem_core.domain.errors import DataError, RequestError
 from mem_core.domain.request import DataSection
-from mem_core.runtime.data.encoding.encoders import ChatRefused, Encoder, pieces
+from mem_core.runtime.data.encoding.encoder import ChatRefused, Encoder
+from mem_core.runtime.data.encoding.joining import CannotBeCut, Tokens
+from mem_core.runtime.data.encoding.lengths import cut_prompt, last_answer_start
+from mem_core.runtime.data.encoding.parts import PartedText
 from mem_core.runtime.data.encoding.sequences import RowMaker
 from mem_core.runtime.data.reading.rows import BadRow
 from mem_core.runtime.data.reading.units import Readable, Unit, read_units
@@ -18,6 +21,7 @@ from mem_core.runtime.data.values import MAX_BAD_ROWS_KEPT
 
 _BATCH_CHARS = 2**18
 _BATCH_UNITS = 512
+Mask = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +33,39 @@ class Target:
     held_out: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A unit, where its rows go, and the file that it came from."""
+
+    unit: Unit
+    rows: RowMaker
+    path: str
+
+
 class Tokenizing:
     """Runs files through an encoder into row makers. `is_failing` tells that rows are only checked any more."""
+
+    rules = 2
 
     def __init__(self, encoder: Encoder, data: DataSection, has_mask: bool, vocab_size: int | None) -> None:
         self._encoder = encoder
         self._data = data
         self._has_mask = has_mask
         self._vocab_size = vocab_size
-        self._waiting: list[tuple[Unit, RowMaker, str]] = []
+        self._waiting: list[Waiting] = []
         self._waiting_chars = 0
+        self._long: PartedText | None = None
+        self._parts: deque[Waiting] = deque()
+        self._first_part: Waiting | None = None  # a document that gives one row only goes where its first part goes
+        self._beginning: Tokens = np.zeros(0, np.uint32)
         self._seen_training_unit = False
+        self._specials = tuple({*encoder.prefix, *((encoder.eos_token_id,) if encoder.eos_token_id is not None else ())})
         self.num_documents = 0
         self.num_bad_rows = 0
         self.bad_rows: list[str] = []
+        self.hint = ""
         self.dropped: Counter[str] = Counter()
+        self.remarks: Counter[str] = Counter()
         self.notes: list[str] = []
 
     @property
@@ -54,7 +76,7 @@ class Tokenizing:
     def read(self, file: Readable, target: Target) -> Iterator[int]:
         """Take in a whole file; yields the bytes gone through, so that the caller can report."""
         documents_before, bad_before = self.num_documents, self.num_bad_rows
-        for size_bytes, item in read_units(file, self._data):
+        for size_bytes, item in read_units(file, self._data, self.rules):
             if isinstance(item, BadRow):
                 self._bad(file.source.path, item)
             elif isinstance(item, Unit):
@@ -66,56 +88,148 @@ class Tokenizing:
         if self.num_documents == documents_before and self.num_bad_rows == bad_before:
             self.notes.append(f"{file.source.path} is {'blank' if file.source.size_bytes else 'empty'}")
 
-    def flush(self) -> None:
-        """Encode what waits and hand it to the row makers."""
-        waiting, self._waiting, self._waiting_chars = self._waiting, [], 0
-        plain = [(unit, [*pieces(unit.document.prompt or "")], [*pieces(unit.document.text)]) for unit, _, _ in waiting]
-        encoded = iter(
-            self._encoder.encode([text for unit, *sides in plain if unit.document.messages is None for side in sides for text in side])
-        )
-        for (unit, rows, path), (_, prompt, text) in zip(waiting, plain, strict=True):
-            if unit.document.messages is not None:
-                self._take_chat(unit, rows, path)
-            else:
-                self._take_text(unit, rows, path, [next(encoded) for _ in prompt], [next(encoded) for _ in text])
-
     def _route(self, unit: Unit, path: str, target: Target) -> None:
         if self.is_failing:
             return
         held_out = target.validation is not None and self._seen_training_unit and _fraction_of(unit.key) < target.held_out
         self._seen_training_unit = True
-        rows = target.validation if held_out and target.validation is not None else target.rows
-        self._waiting.append((unit, rows, path))
+        self._take(Waiting(unit, target.validation if held_out and target.validation is not None else target.rows, path))
+
+    def _take(self, item: Waiting) -> None:
+        if item.unit.first and item.unit.last:
+            self._enqueue(item)
+        else:
+            self._take_part(item)
+
+    def _enqueue(self, item: Waiting) -> None:
+        unit = item.unit
+        self._waiting.append(item)
         self._waiting_chars += len(unit.document.text) + len(unit.document.prompt or "")
         if self._waiting_chars >= _BATCH_CHARS or len(self._waiting) >= _BATCH_UNITS:
             self.flush()
 
-    def _take_chat(self, unit: Unit, rows: RowMaker, path: str) -> None:
+    def flush(self) -> None:
+        """Encode what waits and hand it to the row makers."""
+        waiting, self._waiting, self._waiting_chars = self._waiting, [], 0
+        documents = [item.unit.document for item in waiting]
         try:
-            tokens, mask = self._encoder.encode_chat(unit.document)
+            plain = iter(self._encoder.encode([row.text for row in documents if row.prompt is None and row.messages is None]))
+            pairs = iter(self._encoder.encode_pairs([(row.prompt, row.text) for row in documents if row.prompt is not None]))
+        except CannotBeCut as exc:
+            raise self._cannot_be_cut(waiting, exc) from exc
+        for item, row in zip(waiting, documents, strict=True):
+            if row.messages is not None:
+                self._take_chat(item)
+            elif row.prompt is not None:
+                self._take_pair(item, *next(pairs))
+            else:
+                self._take_text(item, next(plain))
+
+    def _take_part(self, item: Waiting) -> None:
+        """Chunks are rows by themselves. Otherwise only the beginning of a document is one, and what is beyond it need not be encoded."""
+        if item.unit.first:
+            self.flush()
+            self._long, self._first_part, self._beginning = self._encoder.parted(), item, self._beginning[:0]
+            self._parts.clear()
+        assert self._long is not None
+        assert self._first_part is not None
+        in_chunks = self._data.long_documents == "chunk"
+        if in_chunks or self._beginning.size <= self._data.sequence_length:
+            self._parts.append(item)
+            for tokens in self._encoded_parts(self._long, item):
+                part = self._parts.popleft()
+                if in_chunks:
+                    self._take_text(part, tokens)
+                else:
+                    self._beginning = np.concatenate([self._beginning, tokens])
+        if item.unit.last and not in_chunks:
+            self._take_text(replace(self._first_part, unit=replace(item.unit, first=True)), self._beginning)
+
+    def _encoded_parts(self, long: PartedText, item: Waiting) -> list[Tokens]:
+        try:
+            return long.add(item.unit.document.text, item.unit.last)
+        except CannotBeCut as exc:
+            raise self._cannot_be_cut([item], exc) from exc
+
+    def _take_chat(self, item: Waiting) -> None:
+        try:
+            tokens, mask = self._encoder.encode_chat(item.unit.document)
         except ChatRefused as refused:
-            self._bad(path, BadRow(unit.line, str(refused)))
+            self._bad(item.path, BadRow(item.unit.line, str(refused)))
+            return
+        if self._has_mask and not mask[1:].any():
+            self._bad(item.path, BadRow(item.unit.line, "none of its tokens would be trained: it holds no words of the assistant"))
             return
         end = self._encoder.eos_token_id
         if end is not None and end not in tokens[-2:]:
             tokens, mask = np.append(tokens, np.uint32(end)), np.append(mask, np.uint8(1))
-        self._take(unit, rows, path, tokens, mask)
+        twice = tokens[1:][tokens[1:] == tokens[:-1]]
+        self.remarks["doubled_special_tokens"] += bool(np.isin(twice, self._specials).any())
+        self._take_answered(item, tokens, mask, None)
 
-    def _take_text(self, unit: Unit, rows: RowMaker, path: str, prompt: list[NDArray], text: list[NDArray]) -> None:
-        prefix = [np.array(self._encoder.prefix, np.uint32)] if unit.first else []
-        end = self._encoder.eos_token_id
-        suffix = [np.array([end], np.uint32)] if unit.last and end is not None else []
-        tokens = np.concatenate([*prefix, *prompt, *text, *suffix])
-        mask = np.ones(tokens.size if self._has_mask else 0, np.uint8)
-        if unit.document.prompt is not None:
-            mask[: sum(part.size for part in (*prefix, *prompt))] = 0
-        self._take(unit, rows, path, tokens, mask)
-
-    def _take(self, unit: Unit, rows: RowMaker, path: str, tokens: NDArray[np.uint32], mask: NDArray[np.uint8]) -> None:
-        limit = self._data.sequence_length
-        if tokens.size > limit and self._data.long_documents == "refuse":
-            self._bad(path, BadRow(unit.line, f"longer than data.sequence_length: over {limit} tokens, and data.long_documents is refuse"))
+    def _take_pair(self, item: Waiting, tokens: Tokens, num_prompt_tokens: int) -> None:
+        if num_prompt_tokens >= tokens.size:
+            self._bad(
+                item.path, BadRow(item.unit.line, "none of its tokens would be trained: the tokenizer leaves nothing of the completion")
+            )
             return
+        tokens, added = self._with_specials(item.unit, tokens)
+        start = num_prompt_tokens + added
+        mask = np.ones(tokens.size, np.uint8)
+        mask[:start] = 0
+        self._take_answered(item, tokens, mask, start)
+
+    def _take_text(self, item: Waiting, tokens: Tokens) -> None:
+        tokens, _ = self._with_specials(item.unit, tokens)
+        mask = np.ones(tokens.size, np.uint8)
+        if self._fits_or_may_be_cut(item, tokens):
+            self._add(item, tokens, mask)
+
+    def _with_specials(self, unit: Unit, tokens: Tokens) -> tuple[Tokens, int]:
+        """The document's beginning and end around its tokens, unless its own text has put them there; and how many stand in front."""
+        prefix, end = np.array(self._encoder.prefix, np.uint32), self._encoder.eos_token_id
+        if any((tokens == special).any() for special in self._specials):
+            self.remarks["own_special_tokens"] += 1
+        starts = unit.first and not (prefix.size and np.array_equal(tokens[: prefix.size], prefix))
+        ends = unit.last and end is not None and not (tokens.size and tokens[-1] == end)
+        before = prefix if starts else prefix[:0]
+        after = np.array([end], np.uint32) if ends else prefix[:0]
+        return np.concatenate([before, tokens, after]), before.size
+
+    def _take_answered(self, item: Waiting, tokens: Tokens, mask: Mask, answer_start: int | None) -> None:
+        """A row with an answer: it keeps that, whatever of its prompt has to go."""
+        limit = self._data.sequence_length
+        if not self._fits_or_may_be_cut(item, tokens):
+            return
+        if tokens.size <= limit:
+            self._add(item, tokens, mask)
+            return
+        start = answer_start if answer_start is not None else self._chat_answer_start(item, tokens, mask)
+        prefix = len(self._encoder.prefix) if tuple(tokens[: len(self._encoder.prefix)]) == self._encoder.prefix else 0
+        cut, cut_mask = cut_prompt(tokens, mask, start, prefix, limit)
+        self.remarks["prompts_cut"] += cut.size < tokens.size
+        self.remarks["answers_cut"] += self._has_mask and int(cut_mask.sum()) < int(mask.sum())
+        self._add(item, cut, cut_mask, own_row=cut.size == limit)
+
+    def _chat_answer_start(self, item: Waiting, tokens: Tokens, mask: Mask) -> int:
+        if self._has_mask:
+            return last_answer_start(mask)
+        return self._encoder.chat_answer_start(item.unit.document, tokens)
+
+    def _fits_or_may_be_cut(self, item: Waiting, tokens: Tokens) -> bool:
+        limit = self._data.sequence_length
+        if tokens.size <= limit or self._data.long_documents != "refuse":
+            return True
+        reason = f"longer than data.sequence_length: over {limit} tokens, and data.long_documents is refuse"
+        self._bad(item.path, BadRow(item.unit.line, reason))
+        return False
+
+    def _add(self, item: Waiting, tokens: Tokens, mask: Mask, *, own_row: bool = False) -> None:
+        self._check_vocabulary(tokens)
+        if tokens.size:
+            item.rows.add(tokens, mask if self._has_mask else None, own_row=own_row)
+
+    def _check_vocabulary(self, tokens: Tokens) -> None:
         highest = int(tokens.max()) if tokens.size else 0
         if self._vocab_size is not None and highest >= self._vocab_size:
             raise RequestError(
@@ -124,11 +238,18 @@ class Tokenizing:
                 bound=f"token ids below {self._vocab_size}",
                 remedy="Use the tokenizer that belongs to the model",
             )
-        if tokens.size:
-            rows.add(tokens, mask if self._has_mask else None)
+
+    def _cannot_be_cut(self, items: list[Waiting], exc: CannotBeCut) -> DataError:
+        longest = max(items, key=lambda item: len(item.unit.document.text) + len(item.unit.document.prompt or ""))
+        return DataError(
+            f"{longest.path}:{longest.unit.line}: {exc}",
+            field="data.train",
+            remedy="Divide the document into several, at places where words end",
+        )
 
     def _bad(self, path: str, row: BadRow) -> None:
         self.num_bad_rows += 1
+        self.hint = self.hint or row.hint
         if len(self.bad_rows) < MAX_BAD_ROWS_KEPT:
             self.bad_rows.append(f"{path}:{row.line}: {row.reason}")
 

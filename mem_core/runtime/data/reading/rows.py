@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from mem_core.domain.request import DataSection
+from mem_core.runtime.data.reading.hints import fitting_setting
+from mem_core.runtime.models.encoding import CURRENT_RULES
 
-GZIP_MAGIC = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
+_CHAT_EXTRAS = ("tools", "functions", "documents")
+_UNSUPPORTED = "Leave the rows with {} out, or render them yourself and give them as prompt and completion"
 _KINDS = {list: "a list", str: "a string", int: "a number", float: "a number", bool: "true or false", type(None): "null", dict: "an object"}
 
 
@@ -27,31 +30,108 @@ class BadRow:
 
     line: int
     reason: str
+    hint: str = ""  # the setting that would fit the row, where it is a known kind of row
+
+
+class FileRefused(ValueError):
+    """The file cannot be used as rows at all, or holds rows that must not be passed over: no count of bad rows would say what is lost."""
+
+    def __init__(self, line: int, what: str, remedy: str) -> None:
+        super().__init__(what)
+        self.line = line
+        self.what = what
+        self.remedy = remedy
 
 
 class _Bad(ValueError):
     """A reason on its way to `BadRow`."""
 
+    def __init__(self, reason: str, hint: str = "") -> None:
+        super().__init__(reason)
+        self.hint = hint
 
-def check_rows(lines: Iterable[bytes], data: DataSection) -> Iterator[tuple[int, int, Document | BadRow | None]]:
-    """(line number, bytes of the line, what it holds) for each physical line; None for a blank one."""
-    offset = 0
+
+def check_rows(
+    lines: Iterable[bytes], data: DataSection, rules: int = CURRENT_RULES
+) -> Iterator[tuple[int, int, Document | BadRow | None]]:
+    """(line number, bytes of the line, what it holds) for each physical line; None for a blank one.
+
+    Raises:
+        FileRefused: these are no rows, or rows of a kind that is not supported yet.
+    """
+    offset, is_first = 0, True
     for number, line in enumerate(lines, start=1):
         body = line.removeprefix(_BOM) if number == 1 else line
+        if rules > 1 and is_first and body.strip():
+            _refuse_document(body.strip(), number)
+            is_first = False
         try:
-            yield number, len(line), _document(body, offset + len(line) - len(body), data) if body.strip() else None
+            yield number, len(line), _document(body, offset + len(line) - len(body), data, number, rules) if body.strip() else None
         except _Bad as bad:
-            yield number, len(line), BadRow(number, str(bad))
+            if rules > 1:
+                _refuse_carriage_returns(body, number)
+            yield number, len(line), BadRow(number, str(bad), bad.hint)
         offset += len(line)
 
 
-def _document(line: bytes, offset: int, data: DataSection) -> Document:
+def _refuse_document(first_line: bytes, number: int) -> None:
+    """A file may hold one JSON document over many lines, or all its rows in one array."""
+    if first_line == b"{":
+        raise FileRefused(number, "JSON in several lines, where one object a line is due", "Write one object a line: jq -c . old > new")
+    if first_line[:1] == b"[" and (first_line[1:].strip() in (b"", b"{") or _is_array_of_objects(first_line)):
+        raise FileRefused(number, "one JSON array, where one object a line is due", "Write one object a line: jq -c '.[]' old > new")
+
+
+def _is_array_of_objects(line: bytes) -> bool:
+    try:
+        rows = json.loads(line)
+    except (ValueError, RecursionError):
+        return line[1:].lstrip().startswith(b"{")
+    return isinstance(rows, list) and any(isinstance(row, dict) for row in rows)
+
+
+def _refuse_carriage_returns(line: bytes, number: int) -> None:
+    """Lines that end as on old Macs come as one: what looks like one bad row is all of them."""
+    pieces = [piece for piece in line.split(b"\r") if piece.strip()]
+    if len(pieces) < 2:
+        return
+    try:
+        is_row = isinstance(json.loads(pieces[0]), dict)
+    except (ValueError, RecursionError):
+        return
+    if is_row:
+        raise FileRefused(
+            number,
+            f"{len(pieces)} rows in one line: lines end with a lone carriage return",
+            "Convert the line ends: tr '\\r' '\\n' < old > new",
+        )
+
+
+def _document(line: bytes, offset: int, data: DataSection, number: int, rules: int) -> Document:
     row = _object(line, offset)
     if data.messages_field is not None:
+        if rules > 1:
+            _refuse_unsupported(row, data.messages_field, number)
         return Document(messages=_messages(row, data.messages_field))
     if data.prompt_field is not None and data.completion_field is not None:
         return Document(prompt=_text(row, data.prompt_field, blank_allowed=True), text=_text(row, data.completion_field))
     return Document(text=_text(row, data.text_field))
+
+
+def _refuse_unsupported(row: dict[str, Any], field: str, number: int) -> None:
+    """What a chat row may hold beside words: left out in silence it would train another model than its author thinks."""
+    for name in _CHAT_EXTRAS:
+        if row.get(name):
+            raise FileRefused(number, f"the chat comes with '{name}', which is not supported yet", _UNSUPPORTED.format(f"'{name}'"))
+    messages = row.get(field)
+    for position, message in enumerate(messages if isinstance(messages, list) else ()):
+        content = message.get("content") if isinstance(message, dict) else ""
+        if isinstance(content, list):
+            what = f"the content of message {position} is a list of parts, which is not supported yet"
+            raise FileRefused(number, what, _UNSUPPORTED.format("content in parts"))
+        if content is None and isinstance(message, dict) and (message.get("tool_calls") or message.get("function_call")):
+            what = f"message {position} calls tools and has no content, which is not supported yet"
+            raise FileRefused(number, what, _UNSUPPORTED.format("such messages"))
 
 
 def _object(line: bytes, offset: int) -> dict[str, Any]:
@@ -80,7 +160,7 @@ def not_utf8(exc: UnicodeDecodeError, offset: int) -> str:
 
 def _text(row: dict[str, Any], field: str, blank_allowed: bool = False) -> str:
     if field not in row:
-        raise _Bad(f"field '{field}' is missing; the row has {_names(row)}")
+        raise _Bad(f"field '{field}' is missing; the row has {_names(row)}", fitting_setting(row))
     value = row[field]
     if not isinstance(value, str):
         raise _Bad(f"field '{field}' is {_KINDS[type(value)]}, not a string")
@@ -102,12 +182,12 @@ def _encodable(value: str, field: str) -> str:
 def _messages(row: dict[str, Any], field: str) -> list[dict[str, Any]]:
     messages = row.get(field)
     if field not in row:
-        raise _Bad(f"field '{field}' is missing; the row has {_names(row)}")
+        raise _Bad(f"field '{field}' is missing; the row has {_names(row)}", fitting_setting(row))
     if not isinstance(messages, list) or not messages:
         raise _Bad(f"field '{field}' is {'an empty list' if messages == [] else _KINDS[type(messages)]}, not a list of messages")
     for position, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            raise _Bad(f"message {position} of '{field}' needs a role and a content that are strings")
+            raise _Bad(f"message {position} of '{field}' needs a role and a content that are strings", fitting_setting(row))
         _encodable(message["content"], field)
     return messages
 

@@ -11,8 +11,9 @@ from typing import BinaryIO
 from mem_core.domain.errors import DataError
 from mem_core.domain.request import DataSection
 from mem_core.infrastructure.storage.reading import open_regular
-from mem_core.runtime.data.encoding.encoders import pieces
-from mem_core.runtime.data.reading.rows import GZIP_MAGIC, BadRow, Document, check_rows, not_utf8
+from mem_core.runtime.data.reading.formats import HEAD_BYTES, foreign_format
+from mem_core.runtime.data.reading.pieces import pieces
+from mem_core.runtime.data.reading.rows import BadRow, Document, FileRefused, check_rows, not_utf8
 from mem_core.runtime.data.reading.sources import SourceFile, open_source
 
 BLOCK_BYTES = 2**20
@@ -49,7 +50,7 @@ def hash_file(file: SourceFile, on_bytes: Callable[[int], None], copy_to: Path |
     """SHA-256 of the content, read once in blocks; also written to `copy_to`, for what does not lie on this machine.
 
     Raises:
-        DataError: unreadable, or compressed in disguise.
+        DataError: unreadable, or compressed.
     """
     digest = hashlib.sha256()
     with open_source(file) as stream:
@@ -71,29 +72,44 @@ def hash_file(file: SourceFile, on_bytes: Callable[[int], None], copy_to: Path |
 
 
 def _refuse_compressed(block: bytes, file: SourceFile) -> None:
-    if block.startswith(GZIP_MAGIC):
-        raise DataError(
-            "the file is gzip-compressed", field="data", value=file.path, bound="plain UTF-8 files", remedy="Unpack it with gunzip"
-        )
+    """Before gigabytes of it are hashed."""
+    found = foreign_format(block[:HEAD_BYTES])
+    if found is not None and found.packed:
+        raise DataError(f"the file is {found.what}", field="data", value=file.path, bound="plain UTF-8 files", remedy=found.remedy)
 
 
-def read_units(file: Readable, data: DataSection) -> Iterator[tuple[int, Read]]:
-    """(bytes gone through, what they hold) in order: a unit, a bad row, or None for a blank line or a blank file."""
+def read_units(file: Readable, data: DataSection, rules: int) -> Iterator[tuple[int, Read]]:
+    """(bytes gone through, what they hold) in order: a unit, a bad row, or None for a blank line or a blank file.
+
+    Raises:
+        DataError: the file cannot be read, is no text at all, or holds rows that must not be passed over.
+    """
     try:
         stream = open_regular(file.path)
     except OSError as exc:
         raise DataError(
-            f"the file cannot be read: {exc}", field="data", value=file.source.path, remedy="Check the file and its permissions"
+            f"the file cannot be read: {exc.strerror}", field="data", value=file.source.path, remedy="Check the file and its permissions"
         ) from exc
     with stream:
-        _refuse_compressed(stream.read(2), file.source)
+        head = stream.read(HEAD_BYTES)
+        _refuse_compressed(head, file.source)
         stream.seek(0)
-        reader = _read_jsonl(stream, data) if file.source.kind == "jsonl" else _read_text(stream, file, data)
-        yield from reader
+        wide = foreign_format(head) if rules > 1 else None
+        if wide is not None and file.source.kind == "text":
+            yield file.source.size_bytes, BadRow(1, f"{wide.what}, not UTF-8; {wide.remedy[0].lower()}{wide.remedy[1:]}")
+            return
+        if wide is not None:
+            raise DataError(f"the file is {wide.what}", field="data", value=file.source.path, bound="UTF-8", remedy=wide.remedy)
+        try:
+            yield from _read_jsonl(stream, data, rules) if file.source.kind == "jsonl" else _read_text(stream, file, data, rules)
+        except FileRefused as refused:
+            raise DataError(
+                f"{file.source.path}:{refused.line}: {refused.what}", field="data", bound="one JSON object a line", remedy=refused.remedy
+            ) from refused
 
 
-def _read_jsonl(stream: BinaryIO, data: DataSection) -> Iterator[tuple[int, Read]]:
-    for line, size_bytes, item in check_rows(stream, data):
+def _read_jsonl(stream: BinaryIO, data: DataSection, rules: int) -> Iterator[tuple[int, Read]]:
+    for line, size_bytes, item in check_rows(stream, data, rules):
         if not isinstance(item, Document):
             yield size_bytes, item
             continue
@@ -101,28 +117,31 @@ def _read_jsonl(stream: BinaryIO, data: DataSection) -> Iterator[tuple[int, Read
         if item.prompt is not None or item.messages is not None:
             yield size_bytes, unit
         else:
-            for number, part in enumerate(_parts(unit, iter([item.text]), data)):
+            for number, part in enumerate(_parts(unit, iter([item.text]), data, rules)):
                 yield (0 if number else size_bytes), part
 
 
-def _read_text(stream: BinaryIO, file: Readable, data: DataSection) -> Iterator[tuple[int, Read]]:
+def _read_text(stream: BinaryIO, file: Readable, data: DataSection, rules: int) -> Iterator[tuple[int, Read]]:
     """One file is one document. Checked to its end before any of it is used."""
-    found = _check_text(stream)
+    found = _check_text(stream, rules)
     if found is not True:
         yield file.source.size_bytes, found or None
         return
     stream.seek(0)
     unit = Unit(Document(), bytes.fromhex(file.sha256), 1)
     yield 0, None
-    for part in _parts(unit, _decoded(stream), data):
+    for part in _parts(unit, _decoded(stream), data, rules):
         yield len(part.document.text), part
 
 
-def _check_text(stream: BinaryIO) -> BadRow | bool:
+def _check_text(stream: BinaryIO, rules: int) -> BadRow | bool:
     """True for text, False for nothing but white space."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset, lines, has_text = 0, 0, False
     while block := stream.read(BLOCK_BYTES):
+        if rules > 1 and b"\0" in block:
+            at = block.index(b"\0")
+            return BadRow(lines + block.count(b"\n", 0, at) + 1, f"not text: a NUL byte at byte offset {offset + at} of the file")
         waiting = len(decoder.getstate()[0])
         try:
             has_text = bool(decoder.decode(block).strip("\ufeff \t\r\n\f\v")) or has_text
@@ -142,23 +161,28 @@ def _decoded(stream: BinaryIO) -> Iterator[str]:
         yield decoder.decode(block)
 
 
-def _parts(whole: Unit, texts: Iterator[str], data: DataSection) -> Iterator[Unit]:
-    """Cut a document into parts of a quarter of a million characters, or to the length beyond which nothing of it can be used."""
-    if data.long_documents != "chunk":
+def _parts(whole: Unit, texts: Iterator[str], data: DataSection, rules: int) -> Iterator[Unit]:
+    """Cut a document into parts of a quarter of a million characters, each with a name of its own where each gives rows of its own.
+
+    The first rules kept the beginning alone of a document that gives one row, as long as no token can be.
+    """
+    if rules == 1 and data.long_documents != "chunk":
         limit_chars = (data.sequence_length + 2) * TOKEN_CHARS
         yield replace(whole, document=Document(_first_chars(texts, limit_chars)))
         return
+    numbered = data.long_documents == "chunk"
     waiting, number = "", 0
     for text in texts:
         *ready, waiting = pieces(waiting + text, PART_CHARS) if waiting or text else [""]
         for part in ready:
-            yield _part(whole, part, number, last=False)
+            yield _part(whole, part, number if numbered else None, first=number == 0, last=False)
             number += 1
-    yield _part(whole, waiting, number, last=True)
+    yield _part(whole, waiting, number if numbered else None, first=number == 0, last=True)
 
 
-def _part(whole: Unit, text: str, number: int, last: bool) -> Unit:
-    return Unit(Document(text), whole.key + number.to_bytes(8, "little"), whole.line, first=number == 0, last=last)
+def _part(whole: Unit, text: str, number: int | None, *, first: bool, last: bool) -> Unit:
+    key = whole.key if number is None else whole.key + number.to_bytes(8, "little")
+    return Unit(Document(text), key, whole.line, first=first, last=last)
 
 
 def _first_chars(texts: Iterator[str], limit_chars: int) -> str:

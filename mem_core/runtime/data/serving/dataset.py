@@ -13,15 +13,15 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from mem_core.domain.errors import DataError
-from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, open_descriptor, open_regular, read_regular
+from mem_core.infrastructure.storage.reading import read_regular
 from mem_core.runtime.data.serving.shards import INDEX_NAME, TokenIndex, expected_sizes, file_digest
 
 Row = tuple[NDArray[np.integer], NDArray[np.uint8] | None]
 MOST_HASHED_BYTES = 2**32
 _EAGER_BYTES = 2**23
+_MOST_INDEX_BYTES = 2**26
 _REMEDY = "Remove the folder; it is prepared again from the source files"
 
 
@@ -100,9 +100,9 @@ def check_folder(folder: Path) -> TokenIndex:
         DataError: the index or a file is missing, or a size is not the one that the index gives.
     """
     try:
-        index = TokenIndex.model_validate_json(read_regular(folder / INDEX_NAME, RECORD_LIMIT_BYTES))
+        index = TokenIndex.model_validate_json(read_regular(folder / INDEX_NAME, _MOST_INDEX_BYTES))
         wrong = [name for name, size in expected_sizes(index).items() if (folder / name).stat().st_size != size]
-    except (OSError, ValidationError) as exc:
+    except (OSError, ValueError) as exc:
         raise DataError(f"{folder} is not a complete folder of token rows: {exc}", remedy=_REMEDY) from exc
     if wrong:
         raise DataError(f"{folder} is damaged: wrong size of {', '.join(wrong)}", remedy=_REMEDY)
@@ -117,7 +117,10 @@ def check_contents(folder: Path, index: TokenIndex, most_bytes: int = MOST_HASHE
     Raises:
         DataError: a file is not the one that was written.
     """
-    if sum(expected_sizes(index).values()) > most_bytes:
+    expected = expected_sizes(index)
+    if index.digests and index.digests.keys() != expected.keys():
+        raise DataError(f"{folder} is damaged: its index names other files than it has", remedy=_REMEDY)
+    if sum(expected.values()) > most_bytes:
         return
     wrong = [name for name, digest in index.digests.items() if file_digest(folder / name) != digest]
     if wrong:
@@ -127,14 +130,12 @@ def check_contents(folder: Path, index: TokenIndex, most_bytes: int = MOST_HASHE
 def _numbers(path: Path, dtype: str) -> NDArray:
     """Small indexes are read at once, so that resident memory is level from the first batch; large ones are mapped."""
     if path.stat().st_size <= _EAGER_BYTES:
-        with open_regular(path) as file:
-            return np.frombuffer(bytearray(file.read()), dtype)
-    with open_regular(path) as file:
-        return np.asarray(np.memmap(file, dtype, mode="r"))
+        return np.fromfile(path, dtype)
+    return np.asarray(np.memmap(path, dtype, mode="r"))
 
 
 def _descriptors(folder: Path, kind: str, count: int) -> list[int]:
-    return [open_descriptor(folder / f"{kind}-{number:05d}.bin") for number in range(count)]
+    return [os.open(folder / f"{kind}-{number:05d}.bin", os.O_RDONLY | os.O_CLOEXEC) for number in range(count)]
 
 
 def _close_all(descriptors: Sequence[int]) -> None:

@@ -150,7 +150,7 @@ def trained_labels(lengths: NDArray[np.int64], mask: NDArray[np.uint8] | None) -
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file, read in pieces."""
+    """SHA-256 of a file, read in pieces. Raises OSError."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -5,7 +5,8 @@ The supervisor's side runs in the driver's process: `ranks` (`LocalRanks`), `gro
 `first_cause` (whose fault it was), `places`. Both sides share `heartbeat`, `board` and `memory_board`; `shared_page` is the rank's
 `Agreement` over the latter two.
 
-Called by those alone who put parts together: the composition root, deep verification, `worker.main` inside a rank. Drills read heartbeats from outside.
+Called by those alone who put parts together: the composition root, deep verification, `worker.main` inside a rank. Drills read
+heartbeats from outside.
 
 Never here: an open port, a lock, a wait without a bound, a file outside the try's own folder and the run's logs. After `stop` neither
 a process nor a file of the try is left; when the driver is killed, the kernel ends its fork server and ranks.

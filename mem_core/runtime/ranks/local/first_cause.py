@@ -1,20 +1,14 @@
 """Which of several failures of one group came first: the others are echoes of it. Pure."""
 
-import re
 from collections.abc import Sequence
 
 from mem_core.domain.segment import SegmentFailure, WorkerError
-
-# What gloo and NCCL say on the ranks that are left when a peer is gone; read in the messages that real kills produced.
-_PEER_GONE = re.compile(
-    r"Connection closed by peer|Connection reset by peer|Broken pipe|[Rr]emote process exited|Socket (closed|Timeout)|"
-    r"Timed out waiting|connect\w* timed? ?out|peer (is )?(gone|down)|ncclRemoteError|NCCL communicator was aborted|unhandled system error"
-)
+from mem_core.runtime.ranks.worker.classify import says_peer_gone
 
 
 def is_echo(failure: SegmentFailure) -> bool:
     """Whether a rank only says that another one is gone."""
-    return isinstance(failure, WorkerError) and _PEER_GONE.search(failure.evidence.exception) is not None
+    return isinstance(failure, WorkerError) and says_peer_gone(failure.evidence.exception)
 
 
 def first_cause(failures: Sequence[SegmentFailure]) -> SegmentFailure:

@@ -20,7 +20,7 @@ from mem_core.runtime.ranks.local.processes import ChildProcess, ForkServer
 from mem_core.runtime.ranks.local.pump import ReplyPump
 from mem_core.runtime.ranks.local.silence import SilenceWatch
 from mem_core.runtime.ranks.port import GroupFailed, Heartbeat, Watch
-from mem_core.runtime.ranks.worker.classify import classify_death
+from mem_core.runtime.ranks.worker.classify import classify_death, classify_server_death
 from mem_core.runtime.ranks.worker.protocol import (
     Command,
     Evaluate,
@@ -111,11 +111,11 @@ class WorkerGroup:
         assert isinstance(replies[0], SegmentDone)
         return replies[0]
 
-    def evaluate(self, max_batches: int) -> float:
-        """Validation loss per token. Raises GroupFailed."""
+    def evaluate(self, max_batches: int) -> Evaluated:
+        """Validation loss per token, and over how many rows. Raises GroupFailed."""
         replies = self._ask(Evaluate(max_batches))
         assert isinstance(replies[0], Evaluated)
-        return replies[0].loss
+        return replies[0]
 
     def wait_saved(self, step: int, deadline_s: float) -> list[Saved]:
         """Wait until every rank has written its files of `step`; may be called from another thread.
@@ -204,6 +204,8 @@ class WorkerGroup:
     def _lost(self, rank: int) -> SegmentFailure:
         child = self._children[rank]
         code = child.exit_code()
+        if child.pid is None:  # its log does not exist: what happened stands in the server's
+            return classify_server_death(self._server.exit_code(), self._server.last_lines(), rank)
         beat = self._readers[rank].read()
         name = signal.Signals(-code).name if code is not None and code < 0 else ""
         evidence = Evidence(

@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from mem_core.domain.errors import EnvironmentUnfit
+from mem_core.infrastructure.machine.process_facts import tail
 from mem_core.infrastructure.storage.writing import open_to_append
 
 PRELOAD = ("mem_core.runtime.ranks.worker.preload",)
@@ -24,9 +25,10 @@ class ChildProcess:
     Safe for several threads: the one that pumps replies and the one that ends the group both read the exit pipe.
     """
 
-    def __init__(self, connection: Connection, exit_fd: int, log_path: Path) -> None:
+    def __init__(self, connection: Connection, exit_fd: int, log_path: Path, server_log: Path) -> None:
         self.connection = connection
         self.log_path = log_path
+        self._server_log = server_log
         self.pid: int | None = None
         self._exit_fd = exit_fd
         self._exit_code: int | None = None
@@ -55,9 +57,9 @@ class ChildProcess:
             self._drain()
             if self.pid is None and (self._exit_code is not None or time.monotonic() >= end):
                 raise EnvironmentUnfit(
-                    "the fork server gave no worker process",
+                    f"the fork server gave no worker process: {_last_words(self._server_log)}",
                     value=f"waited {deadline_s:.0f} s",
-                    remedy="Read the last lines of logs/fork-server-*.log under MEM_HOME (default ~/.cache/mem).",
+                    remedy=f"Read the last lines of {self._server_log}.",
                 )
         return self.pid
 
@@ -100,6 +102,11 @@ class ChildProcess:
                     self._exit_code = int(number)
             if not chunk and self._exit_code is None:
                 self._exit_code = -signal.SIGKILL
+
+
+def _last_words(log: Path) -> str:
+    said = [line.strip() for line in tail(log, 3) if line.strip()]
+    return " | ".join(said)[-600:] or "it ended without a word"
 
 
 class ForkServer:
@@ -175,6 +182,17 @@ class ForkServer:
         """Whether the server still runs."""
         return self._process.poll() is None
 
+    def exit_code(self, wait_s: float = 1.0) -> int | None:
+        """How the server ended (negative: by that signal); None where it lives on. Waits a moment for an end that is under way."""
+        end = time.monotonic() + wait_s
+        while self._process.poll() is None and time.monotonic() < end:
+            time.sleep(0.01)
+        return self._process.poll()
+
+    def last_lines(self, num_lines: int = 20) -> tuple[str, ...]:
+        """What the server itself said last: why it could not import, for one."""
+        return tail(self.own_log, num_lines)
+
     def log_into(self, folder: Path) -> None:
         """Children forked from now on write their logs there."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -195,7 +213,7 @@ class ForkServer:
                     break
                 self._link.close()
                 self._start()
-        raise EnvironmentUnfit("the fork server has died", remedy=f"Read the last lines of {self.own_log}")
+        raise EnvironmentUnfit(f"the fork server has died: {_last_words(self.own_log)}", remedy=f"Read the last lines of {self.own_log}")
 
     def _ask(self, entry: str, log_path: Path) -> ChildProcess | None:
         ours, theirs = socket.socketpair()
@@ -210,16 +228,17 @@ class ForkServer:
         finally:
             theirs.close()
             os.close(exit_write)
-        return ChildProcess(Connection(ours.detach()), exit_read, log_path)
+        return ChildProcess(Connection(ours.detach()), exit_read, log_path, self.own_log)
 
     def close(self) -> None:
         """End the server; children that still live die with it."""
         with self._lock:
             self._closed = True
             self._link.close()
-            self.own_log.unlink(missing_ok=True)
         try:
-            self._process.wait(timeout=2)
+            code = self._process.wait(timeout=2)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            code = self._process.wait()
+        if code in (0, -signal.SIGKILL):
+            self.own_log.unlink(missing_ok=True)  # a server that failed leaves its words behind

@@ -7,6 +7,7 @@ device 0 where none is named: a rank that names its device in one place and forg
 import ctypes
 import gc
 import os
+from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 import torch
@@ -29,6 +30,10 @@ class LocalDevice(Protocol):
 
     def use(self) -> None:
         """Make it the process's current device. Once, before the process group exists."""
+        ...
+
+    def set_allocator(self, setting: str) -> None:
+        """A setting of its caching allocator, before anything is allocated; no effect where there is none."""
         ...
 
     def seed(self, seed: int) -> None:
@@ -61,6 +66,9 @@ class CpuDevice:
     def use(self) -> None:
         """Nothing to choose."""
 
+    def set_allocator(self, setting: str) -> None:
+        """The C library's allocator knows no such setting."""
+
     def seed(self, seed: int) -> None:
         torch.default_generator.manual_seed(seed)
 
@@ -81,17 +89,26 @@ class CpuDevice:
 
 
 class CudaDevice:
-    """One CUDA device of this machine. `cuda` is torch's module of that name, or something that stands in for it."""
+    """One CUDA device of this machine. `cuda` is torch's module of that name, or something that stands in for it.
+
+    `configure` takes settings of the caching allocator in the form of PYTORCH_ALLOC_CONF, which torch has read when it was imported.
+    """
 
     kind: Literal["cpu", "cuda"] = "cuda"
 
-    def __init__(self, index: int, cuda: Any = torch.cuda) -> None:
+    def __init__(
+        self, index: int, cuda: Any = torch.cuda, configure: Callable[[str], None] = torch._C._accelerator_setAllocatorSettings
+    ) -> None:
+        self._configure = configure
         self.torch_device = torch.device("cuda", index)
         self._index = index
         self._cuda = cuda
 
     def use(self) -> None:
         self._cuda.set_device(self._index)
+
+    def set_allocator(self, setting: str) -> None:
+        self._configure(setting)
 
     def seed(self, seed: int) -> None:
         """The host's generator too: some operations draw there whatever device their tensors are on."""

@@ -17,7 +17,6 @@ from mem_core.runtime.ranks.worker.classify import classify
 from mem_core.runtime.ranks.worker.protocol import (
     Command,
     Evaluate,
-    Evaluated,
     Failed,
     Ready,
     Record,
@@ -63,16 +62,31 @@ def rank_main(connection: Connection) -> None:
     """Entry of a forked rank: the first message is its `WorkerSpec` and its `RankPlace`, then come commands."""
     first: tuple[WorkerSpec, RankPlace] = connection.recv()
     spec, place = first
+    channel = ReplyChannel(connection)
+    try:
+        runner = _open_runner(spec, place, channel)
+    except Exception as exc:  # noqa: BLE001 - as below: a rank that cannot begin says why
+        traceback.print_exc()
+        channel.send(Failed(classify(exc, place.rank, "start", 0, steps_done=False)))
+        return
+    _obey_until_stop(runner, place, connection, channel)
+
+
+def _open_runner(spec: WorkerSpec, place: RankPlace, channel: ReplyChannel) -> Any:
     _prepare_process(spec, place)
     from mem_core.runtime.deepspeed.runner import DeepSpeedRunner  # preloaded by the fork server
     from mem_core.runtime.ranks.worker.device import open_device
 
     device = open_device(place)
     device.use()
+    if spec.allocator_setting:
+        device.set_allocator(spec.allocator_setting)
     pulse = open_pulse(place)
     pulse.beat("start")
-    channel = ReplyChannel(connection)
-    runner = DeepSpeedRunner(spec, place, device, pulse, open_agreement(spec, place), channel.record)
+    return DeepSpeedRunner(spec, place, device, pulse, open_agreement(spec, place), channel.record)
+
+
+def _obey_until_stop(runner: Any, place: RankPlace, connection: Connection, channel: ReplyChannel) -> None:
     while True:
         try:
             command: Command = connection.recv()
@@ -85,8 +99,11 @@ def rank_main(connection: Connection) -> None:
         except Exception as exc:  # noqa: BLE001 - the one edge where exceptions become outcomes (I8)
             traceback.print_exc()
             peak_bytes = runner.memory.peak_and_limit[0] or None
-            failure = classify(exc, place.rank, runner.phase, runner.position.batch_index, failed=runner.micro_batch, peak_bytes=peak_bytes)
-            channel.send(Failed(failure))
+            failure = classify(
+                exc, place.rank, runner.phase, runner.position.batch_index,
+                failed=runner.micro_batch, peak_bytes=peak_bytes, steps_done=runner.has_stepped,
+            )  # fmt: skip
+            channel.send(Failed(runner.memory.with_evidence(failure)))
             return
 
 
@@ -98,7 +115,7 @@ def _obey(runner: Any, command: Restore | Train | Evaluate, channel: ReplyChanne
         case Train():
             return runner.train(command, channel.send)
         case Evaluate():
-            return Evaluated(runner.evaluate(command.max_batches))
+            return runner.evaluate(command.max_batches)
     assert_never(command)
 
 

@@ -29,6 +29,8 @@ class WorkerSpec:
     default_plan: MemoryPlan
     deadline_s: float = 600.0
     on_built: str | Callable[[Any], None] = ""
+    allocator_setting: str = ""
+    """For a device's caching allocator, in torch's words; empty: as the environment says. Set after fragmentation."""
 
     @property
     def num_ranks(self) -> int:
@@ -66,9 +68,9 @@ class Train:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Mean loss per token over at most `max_batches` global batches of the validation data."""
+    """Mean loss per token over the validation data, or an even spread of its rows: at most `max_batches` global batches."""
 
-    max_batches: int = 16
+    max_batches: int
 
 
 @dataclass(frozen=True)
@@ -122,9 +124,11 @@ class ReplayEvidence:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Validation loss per token, over all ranks."""
+    """Validation loss per token, over all ranks; NaN without validation data. `rows` of `rows_total` held-out rows were done."""
 
     loss: float
+    rows: int = 0
+    rows_total: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,29 @@
 """What must be ready before the first step: DeepSpeed's ops and the token shards. Each is made once and found again at once."""
 
+import contextlib
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
+from pathlib import Path
 
-from mem_core.domain.errors import EnvironmentUnfit
+from mem_core.core.run.record import RunRecord, read_record
+from mem_core.domain.environment import DataNumbers
+from mem_core.domain.errors import EnvironmentUnfit, NoValidCheckpoint
 from mem_core.domain.request import RuntimeRequest
-from mem_core.infrastructure.machine.build import find_stale_locks, remove_stale_locks
+from mem_core.infrastructure.machine.build import executable_problem, remove_stale_locks
 from mem_core.infrastructure.settings import Settings, child_environment
 from mem_core.infrastructure.telemetry.progress import PreparingView, Progress
 from mem_core.runtime.data.encoding.prepare import prepare_data
+from mem_core.runtime.data.look.first_look import look_at_data
 from mem_core.runtime.data.values import PreparedData, PrepareProgress
 from mem_core.runtime.deepspeed.programs.build_ops import ops_needed
+from mem_core.runtime.deepspeed.programs.build_watch import BuildWatch, build_command, watch_build
+from mem_core.runtime.models.encoding import CURRENT_RULES, rules_of
 from mem_core.runtime.models.facts import describe_model
 from mem_core.runtime.models.folders import at_hand, is_preset
 from mem_core.runtime.models.trial import ENTRY as TRIAL_ENTRY
 from mem_core.runtime.models.trial import Trial, answer_of
 from mem_core.runtime.ranks.port import Helpers
 
-BUILD_DEADLINE_S = 1_200.0
 TRIAL_DEADLINE_S = 300.0
 TRIAL_BYTES_PER_S = 20e6  # slower than any disk that training should use
 
@@ -28,33 +32,38 @@ def prepare_ops(request: RuntimeRequest, settings: Settings, device: str, max_jo
     """Remove stale build locks, then build what this request's engine needs, in a process of its own with a deadline.
 
     Raises:
-        EnvironmentUnfit: the build failed (with the compiler's last lines) or ran past its deadline.
+        EnvironmentUnfit: the build failed (with the compiler's last lines) or ran past its deadline (with who holds the lock).
     """
+    refuse_unexecutable(request, settings)
     folder = settings.torch_extensions_dir
     for lock in remove_stale_locks(folder):
         note(f"removed a build lock left by a killed build: {lock}")
     names = ops_needed(request.deepspeed)
     if not names:
         return
-    note(f"building DeepSpeed ops once: {', '.join(names)} (up to {BUILD_DEADLINE_S / 60:.0f} minutes; later starts find them ready)")
+    limit_min = BuildWatch().deadline_s / 60
+    note(f"building DeepSpeed ops once: {', '.join(names)} (up to {limit_min:.0f} minutes; later starts find them ready)")
     environment = child_environment(settings, device="cuda" if device == "cuda" else "cpu", max_jobs=max_jobs)
-    try:
-        subprocess.run(
-            [sys.executable, "-m", "mem_core.runtime.deepspeed.programs.build_ops", *names],
-            env=environment, check=True, capture_output=True, text=True, timeout=BUILD_DEADLINE_S, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as exc:
-        locks = ", ".join(str(lock.path) for lock in find_stale_locks(folder))
-        raise EnvironmentUnfit(
-            f"building {', '.join(names)} took over {BUILD_DEADLINE_S / 60:.0f} minutes",
-            value=locks or None,
-            remedy=f"Look for a build lock under {folder} and remove it, then start again.",
-        ) from exc
-    except subprocess.CalledProcessError as exc:
-        lines = (exc.stdout + exc.stderr).strip().splitlines()[-15:]
-        raise EnvironmentUnfit(
-            f"building {', '.join(names)} failed: {' | '.join(lines)[-1500:]}", remedy="Mend the compiler named above, then start again."
-        ) from exc
+    watch_build(build_command(names), environment, folder, note)
+
+
+def refuse_unexecutable(request: RuntimeRequest, settings: Settings) -> None:
+    """What is compiled is loaded from MEM's folders: asked before the first step, where the answer has a name.
+
+    Raises:
+        EnvironmentUnfit: a folder that this request's compiled code would be loaded from takes none.
+    """
+    folders = [settings.compile_cache_dir] if request.model.compile == "on" else []
+    folders += [settings.torch_extensions_dir] if ops_needed(request.deepspeed) else []
+    for folder in folders:
+        problem = executable_problem(folder)
+        if problem:
+            raise EnvironmentUnfit(
+                f"compiled code cannot be loaded from this folder: {problem} (is it mounted noexec, or not writable?)",
+                field="MEM_HOME",
+                value=folder,
+                remedy="Set MEM_HOME to a folder that allows it, or use model.compile: off.",
+            )
 
 
 def try_model(request: RuntimeRequest, settings: Settings, dtype: str, helpers: Helpers) -> None:
@@ -98,8 +107,24 @@ def with_model_at_hand(request: RuntimeRequest, settings: Settings) -> RuntimeRe
     return request.model_copy(update={"model": request.model.model_copy(update={"source": source})})
 
 
-def prepare_tokens(request: RuntimeRequest, settings: Settings, vocab_size: int | None, progress: Progress) -> PreparedData:
-    """Token shards of the request's data, with a progress bar while they are made. Raises DataError and its kin."""
+def look_at_rows(request: RuntimeRequest, settings: Settings, vocab_size: int | None, run_folder: Path) -> DataNumbers:
+    """The doctor's look at the data, under the rules of the run that is in `run_folder`, where one is."""
+    record = None
+    with contextlib.suppress(NoValidCheckpoint):  # whose record is damaged is told by whoever takes the run
+        record = read_record(run_folder)
+    rules = CURRENT_RULES if record is None else rules_of(record.encoding)
+    tokenizer = at_hand(request.model.source, settings.model_cache_dir)
+    return look_at_data(request.data, tokenizer, vocab_size, settings.data_cache_dir, rules)
+
+
+def prepare_tokens(
+    request: RuntimeRequest, settings: Settings, vocab_size: int | None, progress: Progress, record: RunRecord | None
+) -> PreparedData:
+    """Token shards of the request's data, with a progress bar while they are made. A run with a `record` goes on under its own rules.
+
+    Raises DataError and its kin.
+    """
+    rules = CURRENT_RULES if record is None else rules_of(record.encoding)
 
     def show(done: PrepareProgress) -> None:
         progress.update(
@@ -109,4 +134,4 @@ def prepare_tokens(request: RuntimeRequest, settings: Settings, vocab_size: int 
         )
 
     tokenizer = at_hand(request.model.source, settings.model_cache_dir)
-    return prepare_data(request.data, request.training.seed, tokenizer, vocab_size, settings.data_cache_dir, show)
+    return prepare_data(request.data, request.training.seed, tokenizer, vocab_size, settings.data_cache_dir, show, rules)

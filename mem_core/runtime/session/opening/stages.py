@@ -41,8 +41,9 @@ class OpeningOptions:
     `allow_reshard`: the newest checkpoint may be converted to other ranks or another ZeRO stage. `on_built`, a function or its
     "module:function", is called in each rank with its runner once it is built. `on_converted` is told of a universal checkpoint
     before it is used. `server`: somebody's fork server, begun early or shared. `first_plan_changes`: recorded memory plans of
-    another run that this one starts with, so that a twin splits its batches in the same way. `person_at_hand`: whether somebody can
-    be asked while it runs.
+    another run that this one starts with, so that a twin splits its batches in the same way. `store_patience_s`: how long a store that
+    goes away under the run is waited for. `person_at_hand`: whether somebody can be asked while it runs. `as_born`: dotted names of
+    values that the driver derived and nobody asked for; a run that goes on keeps those of its birth.
     """
 
     allow_reshard: bool = False
@@ -50,7 +51,9 @@ class OpeningOptions:
     on_converted: Callable[[Path], None] = lambda folder: None
     server: ForkServer | None = None
     first_plan_changes: tuple[MemoryPlanChange, ...] = ()
+    store_patience_s: float = 60.0
     person_at_hand: bool = False
+    as_born: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,7 @@ def close_stage(stage: Stage, error: BaseException | None) -> None:
             stage.server.close()
             with contextlib.suppress(MemError):  # a newer attempt, or a full disk: the run is left all the same
                 stage.state.fence()
+                stage.state.emit(stage.order.ledger.drain())
                 stage.state.emit(ended_by(error))
             if stage.remote is not None:
                 stage.remote.close()

@@ -1,7 +1,8 @@
 """From a held run and its data to a session: which part gets which other parts."""
 
 from mem_core.core.policy.local_policy_engine import request_values
-from mem_core.core.run.state_manager import RunRecord
+from mem_core.core.run.belonging import CheckpointWords, birth_of
+from mem_core.core.run.state_manager import RunRecord, StateManager
 from mem_core.domain.checkpoint import CheckpointExpectation, TrainingPosition
 from mem_core.domain.plan import MemoryPlanChange
 from mem_core.domain.request import RuntimeRequest
@@ -39,7 +40,7 @@ def wire(held: Held, ranks: Ranks, request: RuntimeRequest, data: PreparedData, 
     """
     attempt, environment = held.attempt(request), held.examined.environment
     validator = ValidatorProcess(held.server, IntegrityValidator(signature_key=_key(held)))
-    manager = _manager(held, request, validator)
+    manager = _manager(held, request, validator, record)
     limit_bytes = next((budget.budget_bytes for budget in environment.memory if budget.kind == "host"), 0)
     checkpoints = _checkpoints(held, manager, limit_bytes)
     spec = _worker_spec(held, with_model_at_hand(request, held.order.settings), data, record)
@@ -58,9 +59,10 @@ def wire(held: Held, ranks: Ranks, request: RuntimeRequest, data: PreparedData, 
         skips=skips,
         watch=SegmentWatch(attempt, standing, limit_bytes),
         pace=pace,
-        born_with=BornWith(environment.versions, data.fingerprint),
+        born_with=BornWith(environment.versions, record.data_fingerprint),
     )
     validator.replay = ReplayService(ranks, spec, live.replay_evidence, lambda: skips.batches, lambda: segments.failed_batches)
+    segments.watch.logs.bound()
     ending = Ending(attempt, segments, validator, ranks, held.remote)
     return RunSession(attempt, segments, checkpoints, _advice(attempt, held, record), ending, failures)
 
@@ -76,24 +78,36 @@ def _key(held: Held) -> bytes | None:
     return text.encode() if text else None
 
 
-def _manager(held: Held, request: RuntimeRequest, validator: ValidatorProcess) -> CheckpointManager:
-    """Of this attempt, with a newer checkpoint from the mirror brought in."""
+def _manager(held: Held, request: RuntimeRequest, validator: ValidatorProcess, record: RunRecord) -> CheckpointManager:
+    """Of this attempt, with what is not this run's set aside, and a newer checkpoint from the mirror brought in."""
     state, remote = held.state, held.remote
     expectation = CheckpointExpectation(num_ranks=request.parallel.num_ranks, zero_stage=request.parallel.zero_stage)
-    scope = CheckpointScope(state.folder, request.run_id, state.attempt, request.checkpoint, expectation)
-    ports = CheckpointPorts(fence=state.fence, emit=state.emit, held=remote.held if remote is not None else tuple)
+    scope = CheckpointScope(state.folder, request.run_id, state.attempt, request.checkpoint, expectation, birth_of(record))
+    ports = CheckpointPorts(
+        fence=state.fence, emit=state.emit, words=_words(state), tell=held.order.progress.note,
+        held=remote.held if remote is not None else tuple,
+    )  # fmt: skip
     manager = CheckpointManager(scope, ports, validator, signature_key=_key(held))
+    manager.set_strangers_aside()
     brought = remote.catch_up(manager) if remote is not None else None
     if remote is not None and brought is not None:
         held.order.progress.note(f"the checkpoint of step {brought.step:,} was brought from {remote.mirror.url} and proven")
     return manager
 
 
+def _words(state: StateManager) -> CheckpointWords:
+    """What the journal says about checkpoints, kept up to date."""
+    words = CheckpointWords(line.event for line in state.lines())
+    state.listeners.append(lambda line: words.add(line.event))
+    return words
+
+
 def _checkpoints(held: Held, manager: CheckpointManager, limit_bytes: int) -> CheckpointService:
     remote = held.remote
     if remote is None:
         return CheckpointService(manager, held.state.folder, limit_bytes)
-    return CheckpointService(manager, held.state.folder, limit_bytes, remote.submit, lambda: remote.catch_up(manager) is not None)
+    bring_back = lambda: remote.catch_up(manager) is not None  # noqa: E731
+    return CheckpointService(manager, held.state.folder, limit_bytes, remote.submit, bring_back, remote.offer)
 
 
 def _reshard(held: Held, ranks: Ranks, manager: CheckpointManager, spec: WorkerSpec, record: RunRecord, skips: SkipList) -> None:

@@ -73,7 +73,7 @@ class RanksContract:
         group = start("obedient", 3)
         assert group.restore(None, START).applied_steps == 0
         assert train(group, 5, "/nowhere").position.applied_steps == 5
-        assert group.evaluate(1) == 1.5
+        assert group.evaluate(1).loss == 1.5
         assert [saved.weights_digest for saved in group.wait_saved(5, 5.0)] == ["d", "", ""]
         assert len(group.heartbeats()) == 3
         group.stop()
@@ -113,16 +113,27 @@ class RanksContract:
         assert group.wait_evidence(6, 60.0) is None
         assert time.monotonic() - started_s < 5.0
 
-    def test_groups_of_two_purposes_stand_side_by_side(self, ranks_of: RanksOf, nothing_left: Callable[[], bool]) -> None:
-        """A checkpoint is replayed while training goes on: neither disturbs the other, in whatever order they end."""
-        ranks = ranks_of("obedient")
-        purposes: tuple[Purpose, ...] = ("train", "replay", "reshard")
-        groups = [ranks.start(scripted_spec(), Watch(purpose=purpose)) for purpose in purposes]
+    def test_groups_of_two_purposes_do_not_disturb_each_other(self, ranks_of: RanksOf, nothing_left: Callable[[], bool]) -> None:
+        """A checkpoint is replayed while training goes on: the order that ends the one is none for the other, nor is its end."""
+        ranks, enough, ended = ranks_of("steps_until_told"), threading.Event(), list[SegmentDone]()
+        purposes: tuple[Purpose, ...] = ("train", "replay")
+        training, replay = groups = [ranks.start(scripted_spec(2), Watch(purpose=purpose)) for purpose in purposes]
+        order = Train(1_000_000, Hyperparams(), None)
+        thread = threading.Thread(target=lambda: ended.append(training.train(order, lambda beats: None, enough.is_set)))
         try:
             for group in groups:
                 group.restore(None, START)
-            groups[1].stop()
-            assert train(groups[0], 2).position.applied_steps == train(groups[2], 2).position.applied_steps == 2
+            thread.start()
+            assert replay.train(order, lambda beats: None, lambda: True).interrupted
+            replay.stop()
+            reached, end = training.heartbeats()[0].batch_index, time.monotonic() + 10.0
+            while thread.is_alive() and training.heartbeats()[0].batch_index < reached + 10 and time.monotonic() < end:
+                time.sleep(0.01)
+            assert training.heartbeats()[0].batch_index >= reached + 10
+            assert thread.is_alive()
+            enough.set()
+            thread.join(10.0)
+            assert [done.interrupted for done in ended] == [True]
         finally:
             for group in groups:
                 group.stop()
