@@ -147,7 +147,7 @@ def a_cache(draw: random.Random, base: Path, folder: Path) -> Callable[[], str]:
 
     def run() -> str:
         hashes = HashCache(cache)
-        for file in resolve_files([str(folder / "base" / "rows.jsonl")], "auto", "data.train"):
+        for file in resolve_files([str(folder / "base" / "rows.jsonl")], _job(folder / "base").data, "data.train"):
             hashes.get(file)
         prepared = load_prepared(cache, fingerprint)
         if prepared is None:
