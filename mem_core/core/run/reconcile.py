@@ -45,8 +45,11 @@ def reconcile(
                 bound="only more steps, what is kept, limits, policy and resilience may change",
                 remedy=f"Set {path} back to {before!r}, {convert}or use a new run_id.",
             )
-    training = {**asked.training.model_dump(mode="json"), "schedule_steps": horizon}
-    return RuntimeRequest.model_validate({**asked.model_dump(mode="json"), "training": training})
+    going_on = asked.model_dump(mode="json")  # with the signatures that were asked with: those of birth have expired
+    going_on["training"]["schedule_steps"] = horizon
+    for path in as_born:
+        _copy(old, going_on, path.split("."))
+    return RuntimeRequest.model_validate(going_on)
 
 
 def _frozen_horizon(old: dict[str, Any], asked: RuntimeRequest) -> int:

@@ -17,12 +17,14 @@ from mem_core.runtime.session.memory_service import MemoryService
 
 @dataclass(frozen=True)
 class RanksSetup:
-    """From what ranks are made, the same for every try of an attempt. `fresh` is where a run without any checkpoint starts."""
+    """From what ranks are made, the same for every try of an attempt. `fresh` is where a run without any checkpoint
+    starts; `times` carries what was learned about deadlines from one try to the next."""
 
     ranks: Ranks
     spec: WorkerSpec
     fresh: TrainingPosition
     memory_limit_bytes: int
+    times: PhaseTimes = field(default_factory=PhaseTimes)
 
 
 @dataclass
@@ -58,7 +60,6 @@ class LiveRanks:
     checkpoints: CheckpointService
     memory: MemoryService
     standing: Standing
-    times: PhaseTimes = field(default_factory=PhaseTimes)
     parameters: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _group: RankGroup | None = None
     _spent: RankGroup | None = None
@@ -138,7 +139,7 @@ class LiveRanks:
         point = self._resume_point()
         folder, position = point.folder, self.memory.restored(point.position)
         self.standing.position = None  # until the engine stands there
-        watch = Watch(on_record=self.memory.record, memory_limit_bytes=self.setup.memory_limit_bytes, times=self.times)
+        watch = Watch(on_record=self.memory.record, memory_limit_bytes=self.setup.memory_limit_bytes, times=self.setup.times)
         self._group = self.setup.ranks.start(self.memory.configured(self.setup.spec), watch)
         try:
             ready = self._group.restore(str(folder) if folder is not None else None, position, self.standing.reached_batch)
@@ -154,7 +155,7 @@ class LiveRanks:
 
     @property
     def passed_over(self) -> tuple[int, ...]:
-        """Steps whose checkpoints could not be loaded and are left out for now, ascending."""
+        """Steps whose checkpoints could not be loaded and are left out meanwhile, ascending."""
         return tuple(sorted(self._passed_over))
 
     def can_fall_back(self, step: int | None) -> bool:
