@@ -20,8 +20,8 @@ from pathlib import Path
 
 from flows.server.database import database_for, not_kept
 from flows.server.gate import Gate
-from mem_core.infrastructure.machine.process_facts import tail
 from mem_core.domain.errors import EnvironmentUnfit
+from mem_core.infrastructure.machine.process_facts import tail
 from mem_core.infrastructure.machine.process_ties import die_with_parent
 from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.storage.writing import PRIVATE, open_to_append

@@ -77,7 +77,9 @@ class Site:
             {
                 "run_id": "run", "store": str(place / "store"), "device": "cpu", "model": {"source": "preset:llama-nano"},
                 "data": {"train": [str(self.folder / "rows.txt")], "validation": None, "sequence_length": 32},
-                "training": {"max_steps": max_steps, "segment_steps": 4, "global_batch_size": 4, "warmup_steps": 2, "schedule_steps": MORE_STEPS},
+                "training": {
+                    "max_steps": max_steps, "segment_steps": 4, "global_batch_size": 4, "warmup_steps": 2, "schedule_steps": MORE_STEPS,
+                },
                 "checkpoint": {"keep_last": 3},
             }
         )  # fmt: skip

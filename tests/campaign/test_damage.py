@@ -1,7 +1,5 @@
 """A share of the damage campaign in every test run, the rest marked slow."""
 
-from collections.abc import Iterator
-
 import pytest
 from damage import DAMAGES, GROUPS, Site, cases, drawn, make_site
 from law import try_cases
@@ -15,9 +13,9 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def site(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Site:
     """The run that all cases damage copies of."""
-    yield make_site(tmp_path_factory.mktemp("damage"), fork_server)
+    return make_site(tmp_path_factory.mktemp("damage"), fork_server)
 
 
 def test_every_file_of_a_run_and_its_caches_is_among_what_is_damaged(site: Site) -> None:

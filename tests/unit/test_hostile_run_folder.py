@@ -19,9 +19,9 @@ from flows.commands.stop import stop_run
 from mem_core.core.doctor.storage import SMALLEST_FILE_LIMIT_BYTES, file_size_findings
 from mem_core.core.run.holder import observe_holder
 from mem_core.core.run.journal_check import check_journal
+from mem_core.core.run.lease import own_lease_path, read_lease
 from mem_core.core.run.record import RECORD_NAME, SEAL_NAME, RunRecord, read_record
 from mem_core.core.run.run_report import load_report_data
-from mem_core.core.run.lease import own_lease_path, read_lease
 from mem_core.core.run.state_manager import StateManager, read_journal
 from mem_core.domain.environment import AcceleratorObservation, BuildObservation, MachineObservations, StoreObservation
 from mem_core.domain.errors import MemError, NoValidCheckpoint, RunHeld, StoreUnavailable
