@@ -109,7 +109,10 @@ def make_site(folder: Path, server: ForkServer) -> Site:
     (folder / "rows.txt").write_text("".join(f"Row {number} says {number * number} in words of its own.\n" for number in range(800)))
     site = Site(folder, server)
     site.train(site.base, STEPS)
-    report_commands.run_report(site.base / "store" / "run")
+    run = site.base / "store" / "run"
+    report_commands.run_report(run)
+    (run / "logs").mkdir(exist_ok=True)
+    (run / "logs" / "rank-0.log").write_text("a word of a worker\n" * 100)  # ranks that have nothing to say leave none
     copy_tree(site.base, folder / "twin")
     weights_digest = site.train(folder / "twin", MORE_STEPS)
     shutil.rmtree(folder / "twin")
@@ -228,7 +231,7 @@ def look(site: Site, files: dict[str, list[str]], seed: int) -> str:
     said = io.StringIO()
     codes = [_code(verb, folder, said) for verb in LOOKS]
     verdicts = said.getvalue().splitlines()
-    _only_sound_ones_are_good(site, folder, json.loads(verdicts[0]) if verdicts else [])
+    only_sound_ones_are_good(site, folder, json.loads(verdicts[0]) if verdicts else [])
     refused = sorted({code for code in codes if code})
     return f"refused {refused[0]}" if refused else "told"
 
@@ -269,7 +272,8 @@ def _code(verb: Callable[[Path, io.StringIO], int], folder: Path, said: io.Strin
         return exc.exit_code
 
 
-def _only_sound_ones_are_good(site: Site, folder: Path, verdicts: list[dict[str, Any]]) -> None:
+def only_sound_ones_are_good(site: Site, folder: Path, verdicts: list[dict[str, Any]]) -> None:
+    """Raises Broken where verify calls a checkpoint good of which a file is not the one that was written."""
     for verdict in verdicts:
         if not verdict["valid"]:
             continue

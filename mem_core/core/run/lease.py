@@ -125,7 +125,10 @@ def own_lease_path(folder: Path, attempt: int) -> Path:
 
 def newest_attempt(folder: Path) -> int:
     """The highest attempt that ever claimed the run; 0 where none did."""
-    return max((number for number, _ in attempt_files(folder / "journal")), default=0)
+    try:
+        return max((number for number, _ in attempt_files(folder / "journal")), default=0)
+    except OSError:  # no journal, or something else in its place
+        return 0
 
 
 def _read(path: Path) -> Lease | None:
