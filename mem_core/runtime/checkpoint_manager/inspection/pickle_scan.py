@@ -13,6 +13,8 @@ import zipfile
 from pathlib import Path
 from typing import Any, Literal
 
+from mem_core.infrastructure.storage.reading import open_regular
+
 _TENSOR_REBUILDERS = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter")
 _STORAGES = ("Byte", "Char", "Short", "Int", "Long", "Half", "Float", "Double", "Bool", "BFloat16")
 _TORCH_DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
@@ -82,7 +84,7 @@ def scan_torch_file(path: Path, allowed_globals: frozenset[str] = DEFAULT_ALLOWE
     Executes nothing of the file and never raises on hostile input.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             reasons = _check_members(archive)
             if reasons:
                 return reasons
