@@ -1,16 +1,19 @@
 """Proves a torch file safe to unpickle without unpickling it.
 
 `torch.save` writes a zip whose `data.pkl` is a pickle program. A pickle runs code only through the callables that it names, so the scan
-allows the few names that training state needs, the few opcodes that torch writes, and the archive members that torch writes. DeepSpeed
-loads with `weights_only=False`; this scan is what stands between a hostile file and that call. Everything not listed is refused:
-`STACK_GLOBAL` takes its names from the stack, `INST` and `OBJ` call, `EXT*` look up a registry, a `constants.pkl` makes torch run
-TorchScript, compressed members could be bombs, and two members of one name can be read differently by two zip readers.
+allows the few names that training state needs, the few opcodes that torch writes, each where it does what torch does with it
+(`pickle_stack`), and the archive members that torch writes. DeepSpeed loads with `weights_only=False`; this scan is what stands between
+a hostile file and that call. Everything not listed is refused: `STACK_GLOBAL` takes its names from the stack, `INST` and `OBJ` call,
+`EXT*` look up a registry, a `constants.pkl` makes torch run TorchScript, compressed members could be bombs, and two members of one name
+can be read differently by two zip readers.
 """
 
 import pickletools
 import re
 import zipfile
 from pathlib import Path
+
+from mem_core.runtime.checkpoint_manager.inspection.pickle_stack import PickleStack
 
 _TENSOR_REBUILDERS = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter")
 _STORAGES = ("Byte", "Char", "Short", "Int", "Long", "Half", "Float", "Double", "Bool", "BFloat16")
@@ -115,23 +118,34 @@ def _check_members(archive: zipfile.ZipFile) -> tuple[str, ...]:
     return tuple(reasons)
 
 
+def _reason_against(opcode: str, argument: object, allowed_globals: frozenset[str]) -> str:
+    """Why an opcode is refused wherever it stands."""
+    if opcode not in _ALLOWED_OPCODES:
+        return f"opcode {opcode}"
+    if opcode == "GLOBAL":
+        name = str(argument).replace(" ", ".", 1)
+        return "" if name in allowed_globals else f"names {name[:100]}"
+    if opcode == "PROTO" and argument != _PROTOCOL:
+        return f"pickle protocol {argument}, torch.save writes {_PROTOCOL},"
+    return ""
+
+
 def scan_pickle(program: bytes, allowed_globals: frozenset[str] = DEFAULT_ALLOWED_GLOBALS) -> tuple[str, ...]:
     """Reasons why this pickle must not be run; each names the opcode or the callable and its offset."""
     reasons: list[str] = []
     end = -1
+    stack = PickleStack()
     try:
         for opcode, argument, position in pickletools.genops(program):
-            if len(reasons) >= _MAX_LISTED:
-                break
-            if opcode.name not in _ALLOWED_OPCODES:
-                reasons.append(f"opcode {opcode.name} at byte {position}")
-            elif opcode.name == "GLOBAL":
-                name = str(argument).replace(" ", ".", 1)
-                if name not in allowed_globals:
-                    reasons.append(f"names {name[:100]} at byte {position}")
-            elif opcode.name == "PROTO" and argument != _PROTOCOL:
-                reasons.append(f"pickle protocol {argument}, torch.save writes {_PROTOCOL}")
-            elif opcode.name == "STOP":
+            reason = _reason_against(opcode.name, argument, allowed_globals)
+            if reason:
+                reasons.append(f"{reason} at byte {position}")
+            if len(reasons) >= _MAX_LISTED or (reason and opcode.name not in _ALLOWED_OPCODES):
+                break  # what an unknown opcode leaves on the stack is not known either
+            odd = stack.take(opcode.name, argument)
+            if odd:
+                reasons.append(f"opcode {opcode.name} {odd} at byte {position}")
+            if opcode.name == "STOP":
                 end = (position or 0) + 1
     except (ValueError, IndexError, KeyError, UnicodeDecodeError, OverflowError) as exc:
         reasons.append(f"not a readable pickle ({type(exc).__name__})")
