@@ -17,6 +17,7 @@ from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.events import DoctorReported, Noted
 from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.request import RuntimeRequest
+from mem_core.infrastructure.machine.logs import remove_logs_of_the_dead
 from mem_core.infrastructure.machine.observe import observe_machine
 from mem_core.infrastructure.machine.store import is_remote, local_path
 from mem_core.infrastructure.planner.background import BackgroundAdvice
@@ -176,6 +177,7 @@ def start_fork_server(request: RuntimeRequest, settings: Settings, environment: 
         max_jobs=environment.max_build_jobs,
         run_folder=live_root(request, settings) / request.run_id,
     )
+    remove_logs_of_the_dead(settings.mem_home / "logs")
     return ForkServer.start(environ, settings.mem_home / "logs")
 
 

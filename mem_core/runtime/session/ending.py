@@ -34,6 +34,7 @@ class Ending:
             self.segments.close()
             self.validator.close()
             self.ranks.close()
+            self.segments.watch.logs.remove_empty()
             self.segments.checkpoints.manager.close()
             if self.remote is not None:
                 self.remote.finish()  # before the ending is written, which says how far the copies are

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from mem_core.domain.events import Recovered
 from mem_core.domain.segment import SegmentFailure
+from mem_core.infrastructure.machine.logs import LogFolder
 from mem_core.runtime.ranks.port import Heartbeat
 from mem_core.runtime.session.attempt import Attempt
 from mem_core.runtime.session.live_ranks import Standing
@@ -31,6 +32,12 @@ class SegmentWatch:
     def failed(self, failure: SegmentFailure) -> None:
         """The clock of a recovery starts; it stops with the first step beyond where the fault sent the run back to."""
         self._fault = (failure.kind, time.monotonic())
+        self.logs.bound()  # between two tries
+
+    @property
+    def logs(self) -> LogFolder:
+        """What the run's processes say."""
+        return LogFolder(self.attempt.state.folder / "logs")
 
     @property
     def recovering(self) -> bool:
@@ -57,3 +64,4 @@ class SegmentWatch:
         if now_s - self._last_chores_s >= EVERY_S:
             self._last_chores_s = now_s
             self.attempt.stop.ask(self.notices.preempted())
+            self.logs.bound()

@@ -62,6 +62,7 @@ def wire(held: Held, ranks: Ranks, request: RuntimeRequest, data: PreparedData, 
         born_with=BornWith(environment.versions, record.data_fingerprint),
     )
     validator.replay = ReplayService(ranks, spec, live.replay_evidence, lambda: skips.batches, lambda: segments.failed_batches)
+    segments.watch.logs.bound()
     ending = Ending(attempt, segments, validator, ranks, held.remote)
     return RunSession(attempt, segments, checkpoints, _advice(attempt, held, record), ending, failures)
 
