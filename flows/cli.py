@@ -224,8 +224,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
             path = report_commands.run_report(folder)
             print(path.absolute().as_uri())
         case "logs":
-            for line in report_commands.run_logs(folder):
-                print(line)
+            return report_commands.print_logs(folder)
         case "stop":
             from flows.commands.stop import stop_run
 

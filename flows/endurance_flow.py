@@ -60,8 +60,8 @@ def drive_request(request: RuntimeRequest, allow_reshard: bool = False, as_born:
     Raises:
         MemError: every other ending.
     """
-    request, settings = with_key_from_block(request, Settings.from_environment())
     given = DRIVEN.surroundings
+    request, settings = with_key_from_block(given.request or request, Settings.from_environment())
     options = replace(given.options, allow_reshard=allow_reshard, as_born=as_born)
     order = RunOrder(request, settings, given.progress or NoProgress(), options=options)
     try:

@@ -14,15 +14,15 @@ from mem_core.core.run.record import RunRecord, has_record
 from mem_core.core.run.reshard import allow_other_shape, reshaped, shape_of, with_shape
 from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.environment import EnvironmentReport
-from mem_core.domain.events import DoctorReported, Noted
+from mem_core.domain.events import DataPrepared, DoctorReported, Noted
 from mem_core.domain.plan import MemoryPlan
-from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.request import RuntimeRequest, shown_request
+from mem_core.domain.secrets import unsigned
 from mem_core.infrastructure.machine.logs import remove_logs_of_the_dead
 from mem_core.infrastructure.machine.observe import observe_machine
 from mem_core.infrastructure.machine.store import is_remote, local_path
 from mem_core.infrastructure.planner.background import BackgroundAdvice
 from mem_core.infrastructure.planner.build import build_planner
-from mem_core.infrastructure.request.errors import refuse_passwords
 from mem_core.infrastructure.request.policy_file import load_policy_file
 from mem_core.infrastructure.settings import Settings, child_environment
 from mem_core.infrastructure.storage.disk import OsDisk
@@ -32,7 +32,6 @@ from mem_core.infrastructure.storage.presence import Patience
 from mem_core.infrastructure.storage.retrying import RetryPolicy
 from mem_core.runtime.checkpoint_manager.catalog import Catalog
 from mem_core.runtime.checkpoint_manager.mirror.mirror import highest_attempt
-from mem_core.runtime.data.reading.sniff import sniff_data
 from mem_core.runtime.data.values import PreparedData
 from mem_core.runtime.models.facts import ModelFacts, describe_model
 from mem_core.runtime.models.numbers import read_model_numbers
@@ -40,7 +39,7 @@ from mem_core.runtime.ranks.local.processes import ForkServer
 from mem_core.runtime.ranks.local.ranks import LocalRanks
 from mem_core.runtime.session.opening.engine_probe import probe_engine
 from mem_core.runtime.session.opening.orphans import with_orphans
-from mem_core.runtime.session.opening.prepare_service import prepare_ops, prepare_tokens
+from mem_core.runtime.session.opening.prepare_service import look_at_rows, prepare_ops, prepare_tokens
 from mem_core.runtime.session.opening.refusals import refuse_other_inputs, refuse_other_life, refuse_other_machine
 from mem_core.runtime.session.opening.stages import Examined, Held, Prepared, RunOrder
 from mem_core.runtime.session.opening.wiring import wire
@@ -56,20 +55,18 @@ def live_root(request: RuntimeRequest, settings: Settings) -> Path:
     """The local folder that holds live run folders: the store itself, or a cache of it where the store is remote."""
     if not is_remote(request.store):
         return local_path(request.store)
-    name = "".join(character if character.isalnum() else "-" for character in request.store).strip("-")
+    name = "".join(character if character.isalnum() else "-" for character in unsigned(request.store)).strip("-")
     return settings.mem_home / "live" / name
 
 
 def examine(order: RunOrder) -> Examined:
     """Doctor: look, judge, report. Changes nothing.
 
-    Planner and policy engine are built before anything is written, so that a mistake in them, or a secret, leaves no trace.
+    Planner and policy engine are built before anything is written, so that a mistake in them leaves no trace.
 
     Raises:
-        MemError: the first failing kind in the order of the exit codes. RequestError: planner or policy file cannot be used, or a
-            URL of the request carries a password.
+        MemError: the first failing kind in the order of the exit codes. RequestError: planner or policy file cannot be used.
     """
-    refuse_passwords(order.request.model_dump(mode="json"))
     engine = policy_engine(order.request.policy.file)
     planner = _planner(order)
     options = order.options
@@ -102,7 +99,8 @@ def examine_only(
     observations = observe_machine(request, settings, run_root=live_root(request, settings), holder_of=observe_holder)
     observations = observations.model_copy(update={"engine": probe_engine(request, settings)})
     model = read_model_numbers(request.model.source, settings.model_cache_dir)
-    report = EnvironmentDoctor().examine(request, observations, model, sniff_data(request), asked)
+    data = look_at_rows(request, settings, model.vocab_size, live_root(request, settings) / request.run_id)
+    report = EnvironmentDoctor().examine(request, observations, model, data, asked)
     report = with_orphans(report, lambda: remote_store(request, settings, RetryPolicy(attempts=1)), request.run_id)
     return allow_other_shape(report) if allow_reshard else report
 
@@ -197,6 +195,7 @@ def prepare(held: Held) -> Prepared:
     else:
         refuse_other_inputs(record, data, model)
         _refuse_other_life(held, record)
+    state.emit(DataPrepared(data=data.summary()))
     training = held.request.training.model_copy(update={"schedule_steps": record.request.training.schedule_steps})
     request = held.request.model_copy(update={"training": training})
     record = _with_allowed_changes(record, request)
@@ -219,7 +218,7 @@ def _refuse_other_life(held: Held, record: RunRecord) -> None:
 def _with_allowed_changes(record: RunRecord, request: RuntimeRequest) -> RunRecord:
     """What the run is now: more steps and the other changes that `reconcile` let pass, so that reports and drills see them. The shape
     stays: it changes when a converted checkpoint has proven itself."""
-    return record.model_copy(update={"request": with_shape(request, *shape_of(record.request))})
+    return record.model_copy(update={"request": shown_request(with_shape(request, *shape_of(record.request)))})
 
 
 def _born(asked: RuntimeRequest, environment: EnvironmentReport, data: PreparedData, model: ModelFacts) -> RunRecord:

@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 from mem_core import bootstrap
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.errors import InternalError, Interrupted
+from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.telemetry.progress import Progress
 from mem_core.runtime.session.opening.stages import Examined, Held, OpeningOptions, Prepared, RunOrder, Stage, close_stage
 from mem_core.runtime.session.run_session import RunSession
@@ -26,10 +27,14 @@ S = TypeVar("S", Examined, Held, Prepared)
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What whoever calls a flow in this process gives it: where progress is shown (None: nowhere), and options of the opening."""
+    """What whoever calls a flow in this process gives it: where progress is shown (None: nowhere), and options of the opening.
+
+    `request`: the one to be run, where the flow's parameter is only what may be stored and shown of it.
+    """
 
     progress: Progress | None = None
     options: OpeningOptions = field(default_factory=OpeningOptions)
+    request: RuntimeRequest | None = None
 
 
 class ApiServer(Protocol):

@@ -1,5 +1,6 @@
 """What stands behind `mem status`, `mem report` and `mem logs`: plain functions on a run folder, no Prefect."""
 
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,6 +64,17 @@ def run_logs(run_folder: Path, num_lines: int = 50) -> Iterator[str]:
     _require_run(run_folder)
     paths = sorted((run_folder / "logs").glob("*.log"), key=lambda path: (path.stat().st_mtime_ns, path.name))
     return _log_lines(paths, num_lines)
+
+
+def print_logs(run_folder: Path) -> int:
+    """`mem logs`: the lines on standard output; a run whose workers had nothing to say is told so on standard error."""
+    lines = 0
+    for line in run_logs(run_folder):
+        print(line)
+        lines += 1
+    if not lines:
+        print("mem: the workers of this run have written nothing; what happened is in `mem status` and `mem report`", file=sys.stderr)
+    return 0
 
 
 def _log_lines(paths: list[Path], num_lines: int) -> Iterator[str]:

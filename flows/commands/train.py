@@ -17,7 +17,7 @@ from mem_core.core.run.record import read_record
 from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.errors import InternalError, Interrupted, MemError
 from mem_core.domain.events import AttemptStarted
-from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.request import RuntimeRequest, shown_request
 from mem_core.domain.run import RunResult
 from mem_core.infrastructure.machine.store import is_remote
 from mem_core.infrastructure.request.file import load_request
@@ -55,7 +55,7 @@ def train(path: str, overrides: list[str], as_json: bool, allow_reshard: bool = 
             _configure_client(server.url)
             server.wait_ready()
             server.keep_alive()
-        with DRIVEN.surrounded(Surroundings(progress, OpeningOptions(on_built=on_built, server=fork_server))):
+        with DRIVEN.surrounded(Surroundings(progress, OpeningOptions(on_built=on_built, server=fork_server), request)):
             result, error = _drive(request, progress, settings, allow_reshard)
     finally:
         progress.close()
@@ -114,7 +114,7 @@ def _drive(
     warnings.filterwarnings("ignore", module="prefect")
     folder = live_root(request, settings) / request.run_id
     try:
-        state: Any = endurance(request, allow_reshard=allow_reshard, return_state=True)
+        state: Any = endurance(shown_request(request), allow_reshard=allow_reshard, return_state=True)
         if state.is_completed():
             return RunResult.model_validate(state.result()), None
         if state.is_cancelled():

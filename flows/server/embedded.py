@@ -7,6 +7,7 @@ Its port is bound here before anything else is done and handed down: whoever ans
 As a program: `python -m flows.server.embedded serve OWNER_PID SOCKET_FD [ALLOWED_HOST...] PORT` or `... migrate OWNER_PID`.
 """
 
+import contextlib
 import errno
 import os
 import socket
@@ -22,6 +23,7 @@ from flows.server.gate import Gate
 from mem_core.domain.errors import EnvironmentUnfit
 from mem_core.infrastructure.machine.process_ties import die_with_parent
 from mem_core.infrastructure.settings import Settings
+from mem_core.infrastructure.storage.writing import PRIVATE, open_to_append
 
 HOST = "127.0.0.1"
 BACKLOG = 2_048
@@ -86,6 +88,8 @@ class EmbeddedServer:
             environment = _environment(settings)
             folder = settings.prefect_template_dir
             database = database_for(folder, run_key, lambda path: migrate(path, environment), note)
+            with contextlib.suppress(OSError):
+                database.chmod(PRIVATE)  # it takes what requests say; its journal files get the same mode
             shown = UI_SETTINGS if ui else {}
             origins = ",".join(f"http://{name}:{listener.getsockname()[1]}" for name in (HOST, "localhost"))
             environment = {
@@ -100,7 +104,9 @@ class EmbeddedServer:
             raise
 
     def _spawn(self, log_mode: str) -> "subprocess.Popen[bytes]":
-        with self._log_path.open(log_mode) as log:
+        with open_to_append(self._log_path) as log:
+            if log_mode == "wb":
+                log.truncate(0)
             return subprocess.Popen(
                 self._command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 pass_fds=[self._listener.fileno()],

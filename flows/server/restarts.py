@@ -96,7 +96,8 @@ def restart_or_give_up(flow_run_id: UUID) -> str:
 
 def _given_up(last: str, flow_run_id: UUID) -> str:
     error = NoProgress(
-        f"crashed again after {MAX_RESTARTS} restarts without a new checkpoint and is not restarted any more; last crash: {last[:500]}",
+        f"crashed again after {MAX_RESTARTS} restarts without a new checkpoint and is not restarted any more; "
+        f"last crash: {last[:500].rstrip('.')}",
         remedy=f"Mend the cause, then: prefect flow-run retry {flow_run_id}",
     )
     return f"{type(error).__name__}: {error}"

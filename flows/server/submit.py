@@ -95,12 +95,13 @@ class RunHandle:
         Raises:
             EnvironmentUnfit: for somebody who would pick it up.
         """
-        waiting = run.state is not None and (run.state.is_scheduled() or run.state.is_pending()) and run.start_time is None
-        since = run.created or run.expected_start_time
-        queued = run.state is not None and run.state.name == QUEUED
-        if not waiting or since is None or (not queued and time.time() - since.timestamp() < self._start_within_s):
+        state, since = run.state, run.created or run.expected_start_time
+        if state is None or since is None or run.start_time is not None or not (state.is_scheduled() or state.is_pending()):
             return ""
-        behind = waits_for(client, run)
+        queued = state.name == QUEUED
+        if not queued and time.time() - since.timestamp() < self._start_within_s:
+            return ""
+        behind = waits_for(client, run) if state.is_scheduled() else "is picked up and has not started yet"
         if behind:
             return behind
         if queued:

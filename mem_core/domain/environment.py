@@ -2,8 +2,9 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from mem_core.domain.secrets import clean_text
 from mem_core.domain.units import Value
 
 Severity = Literal["ok", "notice", "warning", "failure"]
@@ -21,6 +22,12 @@ class Finding(Value):
     needed: str = ""
     remedy: str = ""
     exit_code: int = 0
+
+    @field_validator("observed", "needed", "remedy", mode="before")
+    @classmethod
+    def _printable(cls, value: object) -> object:
+        """It is printed, stored and served, and names whatever was found."""
+        return clean_text(value) if isinstance(value, str) else value
 
 
 class MemoryBudget(Value):
@@ -86,13 +93,33 @@ class DataFile(Value):
     problem: str = ""
 
 
+class DataRemark(Value):
+    """Something about the rows that a person should know: what was left out, cut or taken otherwise than one may think."""
+
+    check: str
+    severity: Literal["notice", "warning"]
+    text: str
+    remedy: str = ""
+
+
+class DataRefusal(Value):
+    """What data preparation will refuse, in its own words."""
+
+    problem: str
+    bound: str = ""
+    remedy: str = ""
+    exit_code: int
+
+
 class DataNumbers(Value):
-    """A first look at the data; the row-by-row check belongs to the data preparer."""
+    """A first look at the data: its files, and what preparation will say of their first rows."""
 
     files: tuple[DataFile, ...] = ()
     problems: tuple[str, ...] = Field(default=(), description="Patterns that match nothing, stores that do not answer.")
     parquet: tuple[str, ...] = Field(default=(), description="Parquet files among them.")
     longest_row_tokens: int | None = Field(default=None, ge=1, description="Longest admissible row; None means sequence_length.")
+    refusal: DataRefusal | None = None
+    remarks: tuple[DataRemark, ...] = ()
 
 
 class DeviceReading(Value):
@@ -208,6 +235,8 @@ class MachineObservations(Value):
     pids_left: int | None = Field(default=None, description="Processes and threads that may still be started; None means no limit.")
     store: StoreObservation
     store_folder: FolderObservation | None = Field(default=None, description="None for remote stores.")
+    home: str = Field(default="", description="Where MEM keeps its caches (MEM_HOME).")
+    home_problem: str = Field(default="", description="Why a file cannot be written, read and deleted there; empty when it can.")
     shared_memory: FolderObservation | None = Field(default=None, description="/dev/shm; None when it is missing.")
     build: BuildObservation
     holder: HolderObservation | None = None

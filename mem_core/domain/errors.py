@@ -17,6 +17,11 @@ MemError
 from typing import ClassVar
 
 from mem_core.domain.printable import printable
+from mem_core.domain.secrets import clean_text
+
+
+def _shown(text: str) -> str:
+    return printable(clean_text(text))
 
 
 class MemError(Exception):
@@ -24,19 +29,19 @@ class MemError(Exception):
 
     `field`, `value` and `bound` name the offender where there is one; `remedy` is a sentence that says what to do. It is empty only
     where `problem` is the whole message of an error that was written down before.
-    Survives pickling, since it crosses process boundaries. Control characters of the offender are shown as text: an error ends up on
-    terminals.
+    Survives pickling, since it crosses process boundaries. No part of it holds a secret of a URL, and all of it can be printed and
+    stored: whatever a name or a library's words brought in is hidden or written out when the error is made.
     """
 
     exit_code: ClassVar[int] = 70
     prefect_state: ClassVar[str] = "Failed"
 
     def __init__(self, problem: str, *, remedy: str, field: str = "", value: object = None, bound: str = "") -> None:
-        self.problem = printable(problem)
-        self.remedy = printable(remedy)
-        self.field = printable(field)
-        self.value = None if value is None else printable(str(value))[:200]
-        self.bound = printable(bound)
+        self.problem = _shown(problem)
+        self.remedy = _shown(remedy)
+        self.field = _shown(field)
+        self.value = None if value is None else _shown(str(value))[:200]
+        self.bound = _shown(bound)
         super().__init__(self._message())
 
     def _message(self) -> str:

@@ -11,6 +11,7 @@ from mem_core.domain.checkpoint import CheckpointVerdict
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.plan import CandidatePlan, MemoryPlanChange
 from mem_core.domain.policy import PolicyDecision
+from mem_core.domain.run import DataSummary
 from mem_core.domain.segment import SegmentOutcome
 from mem_core.domain.units import Value
 
@@ -31,6 +32,13 @@ class DoctorReported(Value):
 
     event: Literal["doctor_reported"] = "doctor_reported"
     report: EnvironmentReport
+
+
+class DataPrepared(Value):
+    """The rows that this attempt trains on are ready."""
+
+    event: Literal["data_prepared"] = "data_prepared"
+    data: DataSummary
 
 
 class PolicyDecided(Value):
@@ -202,7 +210,7 @@ class RunEnded(Value):
 
 
 Event = Annotated[
-    AttemptStarted | DoctorReported | PolicyDecided | SegmentStarted | MemoryPlanChanged | SegmentEnded | CheckpointSealed
+    AttemptStarted | DoctorReported | DataPrepared | PolicyDecided | SegmentStarted | MemoryPlanChanged | SegmentEnded | CheckpointSealed
     | CheckpointCommitted | CheckpointJudged | CheckpointRemoved | CheckpointMirrored | Resumed | OomAbsorbed | FaultMet | Recovered
     | BatchSkipped | Evaluated | TimeSpent | Noted | RunEnded,
     Field(discriminator="event"),

@@ -88,6 +88,23 @@ class MemorySummary(Value):
     plan_changes: tuple[dict[str, Any], ...] = Field(default=(), description="Each change of the micro-batch plan, with its reason.")
 
 
+class DataSummary(Value):
+    """What an attempt trained on, and what of the files it does not train on."""
+
+    num_files: int = 0
+    num_documents: int = 0
+    num_sequences: int = 0
+    num_tokens: int = 0
+    trained_tokens: int = Field(default=0, description="Label positions that count, over one epoch.")
+    num_validation_sequences: int = 0
+    num_bad_rows: int = 0
+    bad_rows: tuple[str, ...] = Field(default=(), description="file:line: reason, the first ten.")
+    dropped_rows: dict[str, int] = Field(
+        default={}, description="Rows and sequences that are fine and not trained on, or not whole, by kind."
+    )
+    notes: tuple[str, ...] = ()
+
+
 class RunResult(Value):
     """How a run ended (or stands). The frozen answer of `mem train --json` and of the flow."""
 
@@ -115,6 +132,7 @@ class RunResult(Value):
     policy: PolicyCounts = PolicyCounts()
     goodput: Goodput = Goodput()
     memory: MemorySummary = MemorySummary()
+    data: DataSummary | None = Field(default=None, description="None where no data was prepared yet, or by an older version.")
     device: str = ""
     report_url: str = ""
     run_folder: str = ""

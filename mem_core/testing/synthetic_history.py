@@ -54,6 +54,7 @@ class SyntheticRun:
 
     def write(self, run_folder: Path) -> JournalBuilder:
         """Write the folder; returns the journal."""
+        run_folder.mkdir(parents=True, exist_ok=True)
         builder = JournalBuilder()
         builder.start().add(DoctorReported(report=_environment()), after_s=2.0)
         builder.add(TimeSpent(seconds={"start": 9.0, "op_build": 61.0, "data": 14.0}), after_s=82.0)

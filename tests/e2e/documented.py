@@ -78,7 +78,7 @@ TABLE: dict[str, Try] = {
     "mem train REQUEST.yaml --set resilience.preemption_file=/run/preempted": Try(
         "trains", "touch preempted; mem train more.yaml --set resilience.preemption_file=$PWD/preempted", (75,)
     ),
-    "mem serve": Try("server"),
+    "mem serve --allow-host mem.example.org": Try("server"),
     "prefect work-pool create mem-process --type process": Try("server"),
     "prefect --no-prompt deploy --all --prefect-file deployments/prefect.yaml": Try("server"),
     "prefect worker start --pool mem-process": Try("server"),

@@ -13,6 +13,7 @@ from mem_core.domain.request import ModelSection, RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.infrastructure.settings import Settings
 from mem_core.runtime.models.build import build_model, build_skeleton
+from mem_core.runtime.session.opening.engine_probe import probe_engine
 
 pytestmark = pytest.mark.integration
 Drive, Nano = Callable[..., RunResult], Callable[..., RuntimeRequest]
@@ -67,3 +68,14 @@ def test_a_key_that_deepspeed_cannot_read_is_the_doctors_and_trainings_refusal(d
         drive(request)
     assert str(caught.value) == str(error)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_relative_model_folder_is_found_by_the_child(nano: Nano, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands in a folder of its own; the request's path is seen from here."""
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_config(config_of("Llama")).save_pretrained(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    seen = probe_engine(nano("a", model={"source": "model"}), Settings.from_environment())
+    assert seen is not None
+    assert (seen.attention, seen.problems, seen.died) == ("sdpa", (), "")

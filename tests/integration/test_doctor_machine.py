@@ -14,7 +14,7 @@ from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.machine.build import observe_build
 from mem_core.infrastructure.machine.observe import observe_accelerator, observe_machine, package_versions, usable_cores
 from mem_core.infrastructure.settings import Settings, child_environment
-from mem_core.runtime.data.reading.sniff import sniff_data
+from mem_core.runtime.data.look.first_look import look_at_data
 from mem_core.runtime.models.numbers import read_model_numbers, tokenizer_size
 
 
@@ -30,12 +30,13 @@ def test_a_default_request_is_examined_in_this_process_without_importing_torch(t
         "from mem_core.core.doctor.environment_doctor import EnvironmentDoctor\n"
         "from mem_core.domain.request import RuntimeRequest\n"
         "from mem_core.infrastructure.machine.observe import observe_machine\n"
-        "from mem_core.runtime.data.reading.sniff import sniff_data\n"
+        "from mem_core.runtime.data.look.first_look import look_at_data\n"
         "from mem_core.runtime.models.numbers import read_model_numbers\n"
         "from mem_core.infrastructure.settings import Settings\n"
         "request = RuntimeRequest(run_id='demo', store=sys.argv[1], device='cpu')\n"
         "seen = observe_machine(request, Settings.from_environment())\n"
-        "report = EnvironmentDoctor().examine(request, seen, read_model_numbers(request.model.source), sniff_data(request))\n"
+        "data = look_at_data(request.data, request.model.source)\n"
+        "report = EnvironmentDoctor().examine(request, seen, read_model_numbers(request.model.source), data)\n"
         "assert not {'torch', 'deepspeed', 'transformers', 's3fs'} & set(sys.modules), 'heavy import'\n"
         "print(report.model_dump_json())\n"
     )
@@ -55,6 +56,17 @@ def test_cores_and_memory_agree_with_psutil(tmp_path: Path) -> None:
     assert seen.num_cores == usable_cores()
     assert abs(seen.host_limits["MemAvailable"] - psutil.virtual_memory().available) < 2 * 2**30
     assert seen.store.problem == ""
+
+
+@pytest.mark.parametrize("home", ["/proc/none/mem", "file/mem"])
+def test_a_home_that_cannot_be_written_is_seen_and_nothing_is_left(tmp_path: Path, home: str) -> None:
+    """As root too, where permissions say nothing: a filesystem without files, and a file where a folder should be."""
+    (tmp_path / "file").touch()
+    seen = observe_machine(RuntimeRequest(run_id="demo", store=str(tmp_path), device="cpu"), settings(tmp_path / home))
+    assert seen.home_problem
+    assert seen.home.endswith(home)
+    assert observe_machine(RuntimeRequest(run_id="demo", store=str(tmp_path), device="cpu"), settings(tmp_path)).home_problem == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_cuda_asked_for_gets_torchs_own_answer(tmp_path: Path) -> None:
@@ -102,7 +114,10 @@ def test_every_preset_has_numbers_and_a_report(tmp_path: Path) -> None:
     for name in PRESETS:
         request = RuntimeRequest(run_id="demo", store=str(tmp_path), device="cpu", model={"source": f"preset:{name}"})
         report = EnvironmentDoctor().examine(
-            request, observe_machine(request, settings(tmp_path)), read_model_numbers(request.model.source), sniff_data(request)
+            request,
+            observe_machine(request, settings(tmp_path)),
+            read_model_numbers(request.model.source),
+            look_at_data(request.data, request.model.source),
         )
         assert report.estimates_bytes["checkpoint"] > 0
         assert render_report(report)

@@ -205,15 +205,13 @@ def test_no_secret_is_written_anywhere(tmp_path: Path, server: ForkServer, endpo
         {"policy": {"planner": {"kind": "openai", "base_url": "http://127.0.0.1:9/v1", "model": "stub", "api_key_env": KEY}}},
         {"policy": {"planner": {"kind": "openai", "base_url": f"http://user:{URL_PASSWORD}@127.0.0.1:9/v1", "model": "stub"}}},
         {"checkpoint": {"mirror": f"s3://user:{URL_PASSWORD}@bucket/prefix"}},
-        {"data": {"train": [f"https://data.example/a.txt?token={URL_PASSWORD}"]}},
     ],
-    ids=["key as name", "planner url", "mirror url", "data url"],
+    ids=["key as name", "planner url", "mirror url"],
 )
 def test_a_secret_in_the_request_is_refused_before_anything_is_written(tmp_path: Path, change: dict[str, Any], server: ForkServer) -> None:
     """The commonest mistakes: refused with the field's name, without repeating the secret, and no run folder is made."""
-    request = RuntimeRequest.model_validate({"run_id": "leak", "store": str(tmp_path / "store"), "device": "cpu", **change})
     with pytest.raises(RequestError) as caught:
-        drive(request, server=server)
+        drive(RuntimeRequest.model_validate({"run_id": "leak", "store": str(tmp_path / "store"), "device": "cpu", **change}), server=server)
     assert KEY not in str(caught.value)
     assert URL_PASSWORD not in str(caught.value)
     assert list(tmp_path.rglob("*")) == []

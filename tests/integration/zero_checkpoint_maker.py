@@ -11,6 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from mem_core.infrastructure.machine.build import remove_stale_locks
+from mem_core.infrastructure.settings import Settings
+
 LAUNCH_TIMEOUT_S = 420
 
 
@@ -20,6 +23,8 @@ def launch(folder: Path, stage: int, num_ranks: int, dtype: str = "float32") -> 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    # A build that somebody killed leaves a lock behind, and every later one waits for it in silence: MEM's own folder is swept first.
+    remove_stale_locks(Settings.from_environment().torch_extensions_dir)
     ranks = [_start_rank(folder, stage, num_ranks, rank, port, dtype) for rank in range(num_ranks)]
     try:
         codes = [rank.wait(LAUNCH_TIMEOUT_S) for rank in ranks]
@@ -38,6 +43,7 @@ def _start_rank(folder: Path, stage: int, num_ranks: int, rank: int, port: int, 
     env = {
         **os.environ, "DS_ACCELERATOR": "cpu", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "PATH": f"{venv_bin}:{os.environ.get('PATH', '')}",
+        "TORCH_EXTENSIONS_DIR": str(Settings.from_environment().torch_extensions_dir),
     }  # fmt: skip
     with (folder / f"rank-{rank}.log").open("wb") as log:
         return subprocess.Popen([sys.executable, __file__, str(folder), str(stage), dtype], env=env, stdout=log, stderr=log)

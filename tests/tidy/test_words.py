@@ -105,3 +105,13 @@ def test_every_package_says_what_lives_there_who_calls_it_and_what_never_happens
         if name.endswith("__init__.py") and (len(text) < 80 or "by" not in text.lower().split() or len(text.split(". ")) < 2):
             silent.append(name)
     assert silent == []
+
+
+@pytest.mark.parametrize("page", ["mem_core/README.md", "mem_core/INVARIANTS.md", "tests/README.md"])
+def test_every_path_on_a_page_for_contributors_exists(page: str) -> None:
+    """A path begins at the root where its first folder stands there, else in the page's own folder."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)+\.(?:py|yaml|md|json))`", text))
+    at = {name: ROOT / name if (ROOT / name.split("/", 1)[0]).is_dir() else (ROOT / page).parent / name for name in named}
+    assert [name for name, path in at.items() if not path.is_file()] == []
+    assert len(named) > 5

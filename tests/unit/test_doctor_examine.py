@@ -337,3 +337,12 @@ def test_the_text_names_every_finding_worst_first_and_ends_with_the_verdict() ->
     assert lines[-1].startswith("This cannot run here: 1 check failed")
     assert render_report(examine()).splitlines()[-1] == "Ready to run."
     assert max(len(line) for line in lines) <= 120
+
+
+def test_a_home_that_cannot_be_written_is_named_and_ends_with_69() -> None:
+    report = examine(seen=machine(home="/home/x/.cache/mem", home_problem="Read-only file system at /home/x"))
+    finding = found(report, "home")
+    assert (code(report), finding.exit_code) == (69, 69)
+    assert "/home/x/.cache/mem cannot be used: Read-only file system" in finding.observed
+    assert "MEM_HOME" in finding.remedy
+    assert not [finding for finding in examine().findings if finding.check == "home"]

@@ -53,10 +53,11 @@ def test_the_slope_is_in_steps_however_far_apart_readings_are() -> None:
 def test_a_pass_that_worked_before_fails_for_growth_and_not_for_size() -> None:
     """Only where the process really has grown, and only up to the size that worked."""
     control = MemoryControl(Watermarks(0.9, 0.7), PlanBounds(8, 128), MemoryPlan(micro_batch_rows=8))
-    control.decide(StepReading(0, MicroBatch(8, 128), 400 * MIB, 450 * MIB, 1_000 * MIB))
-    assert control.grown(1_024, 900 * MIB, 1_000 * MIB)
-    assert not control.grown(1_024, 450 * MIB, 1_000 * MIB)
-    assert not control.grown(2_048, 900 * MIB, 1_000 * MIB)
+    control.decide(StepReading(0, MicroBatch(8, 128), 400 * MIB, 450 * MIB, 1_000 * MIB, "cgroup"))
+    assert control.grown(1_024, "cgroup", 900 * MIB, 1_000 * MIB)
+    assert not control.grown(1_024, "cgroup", 450 * MIB, 1_000 * MIB)
+    assert not control.grown(1_024, "RLIMIT_AS", 900 * MIB, 1_000 * MIB), "another kind of bytes"
+    assert not control.grown(2_048, "cgroup", 900 * MIB, 1_000 * MIB)
 
 
 def test_the_last_word_on_a_leak_names_it_and_the_limit_that_binds() -> None:

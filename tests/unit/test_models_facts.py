@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from mem_core.domain.errors import RequestError
-from mem_core.runtime.models.facts import describe_model, read_safetensors_header
+from mem_core.runtime.models.facts import describe_model
 from mem_core.runtime.models.folders import local_model_folder, tokenizer_identity
 from mem_core.runtime.models.numbers import added_losses, read_model_numbers
 from mem_core.runtime.models.presets import PRESETS
+from mem_core.runtime.models.weights import read_safetensors_header
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 10, "hidden_size": 4, "num_hidden_layers": 1,

@@ -10,6 +10,7 @@ from mem_core.domain.errors import InternalError
 from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.request import RuntimeRequest
 from mem_core.runtime.deepspeed.rank_model import build_rank_model
+from mem_core.runtime.deepspeed.trainable import EVERY_PARAMETER
 from mem_core.runtime.ranks.local.places import local_place
 from mem_core.runtime.ranks.place import Meeting, RankPlace
 from mem_core.runtime.ranks.worker.device import CpuDevice, CudaDevice, open_device
@@ -109,7 +110,7 @@ def test_the_model_is_built_on_the_device_of_the_rank() -> None:
         request=request, device="cuda", dtype="float32", num_threads=1, data_folder="", validation_folder=None, pad_token_id=0,
         default_plan=MemoryPlan(micro_batch_rows=1),
     )  # fmt: skip
-    model = build_rank_model(spec, spec.default_plan, Elsewhere())
+    model = build_rank_model(spec, spec.default_plan, Elsewhere(), EVERY_PARAMETER)
     assert {tensor.device.type for tensor in [*model.parameters(), *model.buffers()]} == {"meta"}
     assert model.training
 

@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -86,6 +88,9 @@ def test_yaml_json_and_standard_input_give_the_same_request(tmp_path: Path, monk
         ("run_id: !!python/object/apply:os.system [true]\n", "constructor"),
         ("run_id: !!binary aGk=\n", "JSON"),
         ("a: " + "[" * 20_000, "parsed"),
+        ("a: " + "[" * 150 + "]" * 150, "levels deep"),
+        ('{"a": ' + "[" * 150 + "]" * 150 + "}", "levels deep"),
+        ('{"a": "\\ud800"}', "half a character"),
     ],
 )
 def test_text_that_is_no_request_is_refused_with_the_place(text: str, part: str) -> None:
@@ -93,10 +98,54 @@ def test_text_that_is_no_request_is_refused_with_the_place(text: str, part: str)
         parse_mapping(text)
 
 
+def test_a_pipe_that_a_shell_holds_open_is_read_and_any_other_is_refused(tmp_path: Path) -> None:
+    """`mem train <(make-request)` gives /dev/fd/N."""
+    reading, writing = os.pipe()
+    os.write(writing, b"run_id: demo\n")
+    os.close(writing)
+    assert load_request(f"/dev/fd/{reading}").run_id == "demo"
+    os.close(reading)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RequestError, match="it is a pipe"):
+        load_request(str(tmp_path / "pipe"))
+
+
+def alias_bomb(item: str, levels: int = 9, aliases: int = 9) -> str:
+    """Each level names the one below it several times: 400 bytes that stand for hundreds of millions of values."""
+    lines = [f"a0: &a0 {item}"]
+    lines += [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * aliases)}]" for level in range(1, levels + 1)]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        alias_bomb("x"),
+        alias_bomb("x", levels=90, aliases=2),
+        "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 10)),
+        "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{l: *a{n - 1}, r: *a{n - 1}}}\n" for n in range(1, 40)),
+        f"a: &a {'x' * 60_000}\nb: [{', '.join(['*a'] * 100)}]\n",
+    ],
+    ids=["nine of nine", "ninety of two", "merged", "mappings", "long text"],
+)
+def test_an_alias_bomb_is_refused_at_once(text: str) -> None:
+    began_s = time.monotonic()
+    with pytest.raises(RequestError, match="aliases written out"):
+        parse_mapping(text)
+    with pytest.raises(RequestError, match="aliases written out"):
+        parse_value(text)
+    assert time.monotonic() - began_s < 5
+
+
+def test_aliases_of_sane_size_stay_what_they_are() -> None:
+    assert parse_mapping("a: &a [1, 2]\nb: *a\nc: {<<: &m {x: 1}, y: 2}\n") == {"a": [1, 2], "b": [1, 2], "c": {"x": 1, "y": 2}}
+    assert len(parse_mapping(alias_bomb("x", levels=3))["a3"]) == 9
+
+
 def test_files_that_are_no_request(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"run_id: caf\xe9\n")
     (tmp_path / "big.yaml").write_bytes(b"#" * (request_file.SIZE_LIMIT_BYTES + 1))
-    for name, part in (("gone.yaml", "cannot be read"), ("latin.yaml", "not UTF-8"), ("big.yaml", "too large"), (".", "cannot be read")):
+    for name, part in (("gone.yaml", "cannot be read"), ("latin.yaml", "not UTF-8"), ("big.yaml", "at most"), (".", "cannot be read")):
         with pytest.raises(RequestError, match=part):
             load_request(str(tmp_path / name))
 

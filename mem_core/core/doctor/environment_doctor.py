@@ -70,6 +70,7 @@ class EnvironmentDoctor:
             *(memory.memory_findings(model, request, dtype, device, budgets, rows) if model is not None else ()),
             *(storage.data_findings(data) if data is not None else ()),
             *storage.store_findings(request, observations),
+            *storage.home_findings(observations),
             *storage.disk_findings(request, observations, estimates.get("checkpoint")),
             *storage.shared_memory_findings(request, observations, device),
             *storage.occupant_findings(request, observations),

@@ -45,6 +45,22 @@ def _store_remedy(local: bool) -> str:
     return "Check the URL, the endpoint and the keys, which come from the environment or a Prefect block."
 
 
+def home_findings(seen: MachineObservations) -> tuple[Finding, ...]:
+    """Every start writes there: token shards, compiled ops, logs, the server's database."""
+    if not seen.home_problem:
+        return ()
+    return (
+        Finding(
+            check="home",
+            severity="failure",
+            observed=f"MEM's caches in {seen.home} cannot be used: {seen.home_problem}",
+            needed="a folder that can be written, read and deleted from",
+            remedy="Set MEM_HOME to such a folder.",
+            exit_code=69,
+        ),
+    )
+
+
 def disk_findings(request: RuntimeRequest, seen: MachineObservations, checkpoint_bytes: int | None) -> tuple[Finding, ...]:
     """Bytes and inodes for the checkpoints that will exist at the same time: those kept, one staged, one not yet judged."""
     folder = seen.store_folder
@@ -110,7 +126,7 @@ def data_findings(data: DataNumbers) -> tuple[Finding, ...]:
     problems = [*data.problems, *bad]
     full = [file for file in data.files if file.size_bytes > 0 and not file.problem]
     empty = [file.path for file in data.files if file.size_bytes == 0 and not file.problem]
-    if problems or not (full or data.parquet):
+    if problems or not (full or data.parquet or data.refusal is not None):
         observed = _some(problems) if problems else f"no data: {_some(empty) or 'no file'} {'is' if len(empty) == 1 else 'are'} empty"
         return (
             Finding(
@@ -122,6 +138,15 @@ def data_findings(data: DataNumbers) -> tuple[Finding, ...]:
                 exit_code=66,
             ),
         )
+    if data.refusal is not None:
+        refused = data.refusal
+        return (
+            Finding(
+                check="data.rows", severity="failure", observed=refused.problem, needed=refused.bound, remedy=refused.remedy,
+                exit_code=refused.exit_code,
+            ),
+            *_remarks(data),
+        )  # fmt: skip
     if not full:
         return ()  # only what the table of capabilities refuses
     total = sum(file.size_bytes for file in full)
@@ -135,7 +160,13 @@ def data_findings(data: DataNumbers) -> tuple[Finding, ...]:
                 remedy="Remove the empty files from data.train if they should hold rows.",
             )
         )
-    return tuple(findings)
+    return (*findings, *_remarks(data))
+
+
+def _remarks(data: DataNumbers) -> tuple[Finding, ...]:
+    return tuple(
+        Finding(check=remark.check, severity=remark.severity, observed=remark.text, remedy=remark.remedy) for remark in data.remarks
+    )
 
 
 def occupant_findings(request: RuntimeRequest, seen: MachineObservations) -> tuple[Finding, ...]:

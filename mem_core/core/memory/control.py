@@ -71,7 +71,7 @@ class MemoryControl:
         self._said: set[str] = set()
         self._per_token, self._readings, self._seen_tokens = 0.0, 0, 0
         self.worked_tokens = 0
-        self._used_first = 0
+        self._used_first: dict[str, int] = {}  # by the limit's name: some count resident memory, some address space
         self._uniform = True
 
     @property
@@ -95,11 +95,15 @@ class MemoryControl:
         self._settle = SETTLE_READINGS
         self._calm_since = None
 
+    def worked(self, tokens: int, limit_name: str, used_bytes: int) -> None:
+        """A pass of that size was done, also where nothing may be decided, as in steps that are done again."""
+        self.worked_tokens = max(self.worked_tokens, tokens)
+        self._used_first.setdefault(limit_name, used_bytes)
+
     def decide(self, reading: StepReading) -> Decision | None:
         """What the reading asks for, if anything."""
         self._history.append(reading)
-        self.worked_tokens = max(self.worked_tokens, reading.micro_batch.tokens)
-        self._used_first = self._used_first or reading.used_bytes
+        self.worked(reading.micro_batch.tokens, reading.limit_name, reading.used_bytes)
         self._uniform = self._uniform and reading.micro_batch.length == self._bounds.longest_tokens
         often_at_first = self._readings & (self._readings - 1) == 0  # at 1, 2, 4, 8, ... readings
         if often_at_first or self._readings % SLOPE_EVERY == 0 or reading.micro_batch.tokens > self._seen_tokens:
@@ -164,13 +168,13 @@ class MemoryControl:
             self._impatient()
         return self._decision("shrink", reading, cause, f"{_percent(reading)} of {reading.limit_name or 'the limit'} ({cause})", plan)
 
-    def grown(self, failed_tokens: int, used_bytes: int, limit_bytes: int) -> bool:
+    def grown(self, failed_tokens: int, limit_name: str, used_bytes: int, limit_bytes: int) -> bool:
         """Whether a pass failed because this process has grown: one of its size worked before, and much more is used now.
 
         `failed_tokens` 0: it failed outside a pass, as in the update, whose size no plan changes.
         """
-        growth = used_bytes - self._used_first
-        return failed_tokens <= self.worked_tokens and self._used_first > 0 and growth >= GROWN_SHARE * limit_bytes > 0
+        growth = used_bytes - self._used_first.get(limit_name, used_bytes)
+        return failed_tokens <= self.worked_tokens and growth >= GROWN_SHARE * limit_bytes > 0
 
     def _leak_ahead(self, reading: StepReading, high: float) -> Decision | None:
         """Below the high watermark, a leak that will pass it in a few steps: there is room to save now, and later there is not."""

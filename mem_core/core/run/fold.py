@@ -19,6 +19,7 @@ from mem_core.domain.events import (
     CheckpointMirrored,
     CheckpointRemoved,
     CheckpointSealed,
+    DataPrepared,
     DoctorReported,
     Evaluated,
     Event,
@@ -36,7 +37,7 @@ from mem_core.domain.events import (
     TimeSpent,
 )
 from mem_core.domain.plan import MemoryPlanChange
-from mem_core.domain.run import DecidedSegment, MemorySummary, PolicyCounts, RunResult, RunState, RunStatus
+from mem_core.domain.run import DataSummary, DecidedSegment, MemorySummary, PolicyCounts, RunResult, RunState, RunStatus
 from mem_core.domain.segment import SegmentCompleted, SegmentInterrupted
 
 
@@ -79,6 +80,7 @@ class RunFold:
         self._decided: dict[int, DecidedSegment] = {}
         self._num_decisions = self._num_clamped = self._num_refused = 0
         self._report: EnvironmentReport | None = None
+        self._data: DataSummary | None = None
         self._peak_bytes = 0
         self._evaluated: Evaluated | None = None
 
@@ -101,6 +103,8 @@ class RunFold:
         match event:
             case DoctorReported():
                 self._report = event.report
+            case DataPrepared():
+                self._data = event.data
             case PolicyDecided():
                 self._on_policy_decided(event)
             case SegmentStarted():
@@ -191,6 +195,7 @@ class RunFold:
             policy=PolicyCounts(decisions=self._num_decisions, clamped=self._num_clamped, refused=self._num_refused),
             goodput=self._time.total(),
             memory=self._memory(),
+            data=self._data,
             device=self._report.device if self._report else "",
             report_url=report_url,
             run_folder=run_folder,

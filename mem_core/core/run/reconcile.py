@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from mem_core.domain.capabilities import is_convertible
 from mem_core.domain.errors import RequestError
-from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.request import RuntimeRequest, shown_request
 
 ALLOWED_CHANGES = (
     "store", "training.max_steps", "training.max_steps_limit", "training.segment_steps", "checkpoint", "policy", "resilience", "chaos",
@@ -21,14 +21,16 @@ def reconcile(
 ) -> RuntimeRequest:
     """The request that a resumed run goes on with: what was asked, on the frozen values of birth.
 
+    A signed URL counts as the file behind it: the signature of a resumed run is another one.
     `allow_reshard`: ranks and ZeRO stage may change too; the checkpoint is then converted (core/reshard.py). `as_born`: dotted
     names of values that nobody asked for, since a front derived them from others: they stay as they were at birth.
 
     Raises:
         RequestError: a value that decides the weights differs from the one the run was born with.
     """
-    old, new = stored.model_dump(mode="json"), asked.model_dump(mode="json")
-    new["training"]["schedule_steps"] = _frozen_horizon(old, asked)
+    old, new = shown_request(stored).model_dump(mode="json"), shown_request(asked).model_dump(mode="json")
+    horizon = _frozen_horizon(old, asked)
+    new["training"]["schedule_steps"] = horizon
     for path in as_born:
         _copy(old, new, path.split("."))
     stages = stored.parallel.zero_stage, asked.parallel.zero_stage
@@ -43,7 +45,11 @@ def reconcile(
                 bound="only more steps, what is kept, limits, policy and resilience may change",
                 remedy=f"Set {path} back to {before!r}, {convert}or use a new run_id.",
             )
-    return RuntimeRequest.model_validate(new)
+    going_on = asked.model_dump(mode="json")  # with the signatures that were asked with: those of birth have expired
+    going_on["training"]["schedule_steps"] = horizon
+    for path in as_born:
+        _copy(old, going_on, path.split("."))
+    return RuntimeRequest.model_validate(going_on)
 
 
 def _frozen_horizon(old: dict[str, Any], asked: RuntimeRequest) -> int:

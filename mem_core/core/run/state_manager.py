@@ -6,6 +6,7 @@ whoever sees a higher one is fenced. `lease.json` says for people and for the ne
 
 import contextlib
 import hashlib
+import json
 import os
 import socket
 import threading
@@ -18,10 +19,13 @@ from pydantic import ValidationError
 from mem_core.core.run.lease import LEASE_S, LeaseFile, newest_attempt, read_lease
 from mem_core.core.run.record import RECORD_NAME, SEAL_NAME, RunRecord, plain_text, read_record, refuse_lost_record, seal, sealed_text
 from mem_core.domain.errors import RunHeld, StoreUnavailable
-from mem_core.domain.events import GENESIS_SHA256, AttemptStarted, Event, JournalLine, Noted, SegmentStarted
+from mem_core.domain.events import GENESIS_SHA256, AttemptStarted, Event, JournalLine, Noted, PolicyDecided, SegmentStarted
+from mem_core.domain.request import shown_request
+from mem_core.domain.secrets import hide_in_urls, in_texts
 from mem_core.infrastructure.storage.journal_file import append_line
 from mem_core.infrastructure.storage.presence import Patience, StorePresence
 from mem_core.infrastructure.storage.whole_file import write_atomically
+from mem_core.infrastructure.storage.writing import SHARED
 
 
 def read_journal(folder: Path) -> list[JournalLine]:
@@ -92,7 +96,7 @@ class StateManager:
         if raw:
             self._previous_sha256 = hashlib.sha256(raw[-1]).hexdigest()
         try:
-            os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+            os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, SHARED))
             self._presence.remember()
         except FileExistsError as exc:
             raise RunHeld(
@@ -152,12 +156,14 @@ class StateManager:
         """Append one event, durably. The line carries the SHA-256 of the line before it. Raises StoreUnavailable."""
         self.await_store()
         with self._lock:
-            line = JournalLine(
-                sequence=self._num_lines,
-                time_unix_s=self._clock(),
-                attempt=self.attempt,
-                previous_sha256=self._previous_sha256,
-                event=event,
+            line = _without_secrets(
+                JournalLine(
+                    sequence=self._num_lines,
+                    time_unix_s=self._clock(),
+                    attempt=self.attempt,
+                    previous_sha256=self._previous_sha256,
+                    event=event,
+                )
             )
             raw = line.model_dump_json().encode()
             try:
@@ -196,8 +202,8 @@ class StateManager:
         return record
 
     def write_record(self, record: RunRecord) -> None:
-        """Store what this run is: the sealed copy first, which decides from then on."""
-        text = record.model_dump_json(indent=2)
+        """Store what this run is, without signatures of URLs: the sealed copy first, which decides from then on."""
+        text = record.model_copy(update={"request": shown_request(record.request)}).model_dump_json(indent=2)
         write_atomically(self.folder / SEAL_NAME, seal(text))
         write_atomically(self.folder / RECORD_NAME, text)
 
@@ -210,6 +216,14 @@ class StateManager:
         self.write_record(record)
         if damaged:
             self.emit(Noted(text=f"{damaged} was lost or damaged and was written again from its copy"))
+
+
+def _without_secrets(line: JournalLine) -> JournalLine:
+    """The line to be written. A decision stays as it is: it is recomputed from the very words of the advice, which hold no key."""
+    raw = line.model_dump_json()
+    if isinstance(line.event, PolicyDecided) or hide_in_urls(raw) == raw:
+        return line
+    return JournalLine.model_validate_json(json.dumps(in_texts(json.loads(raw), hide_in_urls)))
 
 
 def _journal_path(folder: Path, attempt: int) -> Path:

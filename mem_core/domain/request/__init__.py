@@ -13,6 +13,7 @@ from mem_core.domain.request.policy import ApprovalSection, PlannerSection, Poli
 from mem_core.domain.request.resilience import ChaosSection, ResilienceSection
 from mem_core.domain.request.runtime_request import MAX_SEGMENTS, OWNED_DEEPSPEED_KEYS, RuntimeRequest
 from mem_core.domain.request.section import PositiveInt, Section
+from mem_core.domain.request.shown import shown_request
 from mem_core.domain.request.training import STEPS_LIMIT, TrainingSection
 
 __all__ = [
@@ -34,4 +35,5 @@ __all__ = [
     "RuntimeRequest",
     "Section",
     "TrainingSection",
+    "shown_request",
 ]

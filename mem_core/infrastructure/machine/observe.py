@@ -78,6 +78,8 @@ def observe_machine(
             store, probe_remote or (lambda url: machine_store.probe_url(url, settings.storage_options(url))), endpoint
         ),
         store_folder=machine_store.observe_folder(live_root) if live_root is not None else None,
+        home=str(settings.mem_home),
+        home_problem=machine_store.probe_folder(settings.mem_home),
         shared_memory=machine_store.observe_folder(root / "dev" / "shm") if (root / "dev" / "shm").is_dir() else None,
         build=observe_build(settings.torch_extensions_dir, environ, load=load_ops),
         holder=holder_of(run_folder) if run_folder is not None else None,

@@ -4,7 +4,7 @@ import difflib
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -12,7 +12,6 @@ from pydantic.fields import FieldInfo
 
 from mem_core.domain.errors import RequestError
 from mem_core.domain.request import RuntimeRequest
-from mem_core.domain.secrets import scrub
 
 _SECRET = re.compile(r"key|secret|token|password", re.IGNORECASE)
 _SYMBOLS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
@@ -173,23 +172,3 @@ def _hint(info: FieldInfo | None) -> str:
 
 def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?")) else ".") if text else ""
-
-
-def refuse_passwords(values: Any, field: str = "") -> None:
-    """A request is stored and shown; nothing in it may carry a password, token or key.
-
-    Raises:
-        RequestError: naming the field and never its value.
-    """
-    if isinstance(values, Mapping):
-        for name, value in values.items():
-            refuse_passwords(value, f"{field}.{name}" if field else str(name))
-    elif isinstance(values, list | tuple):
-        for number, value in enumerate(values):
-            refuse_passwords(value, f"{field}.{number}")
-    elif isinstance(values, str) and scrub(values) != values:
-        raise RequestError(
-            "it carries a password, token or key, and a request is stored and shown",
-            field=field,
-            remedy="Leave them out; keys come from the environment or a Prefect block.",
-        )

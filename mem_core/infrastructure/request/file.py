@@ -5,7 +5,6 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import yaml
@@ -14,8 +13,10 @@ from mem_core.domain.capabilities import refuse_unsupported
 from mem_core.domain.errors import RequestError
 from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.request.errors import request_error
+from mem_core.infrastructure.storage.reading import MAX_JSON_DEPTH, parse_json, read_regular
 
 SIZE_LIMIT_BYTES = 2**20
+_OPENED = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 _PATH = re.compile(r"^[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*$")
 
 
@@ -50,7 +51,7 @@ def parse_request(values: Mapping[str, Any]) -> RuntimeRequest:
 def load_mapping(path: str) -> dict[str, Any]:
     """Top-level mapping of a request file, unvalidated. Raises RequestError."""
     try:
-        raw = sys.stdin.buffer.read(SIZE_LIMIT_BYTES + 1) if path == "-" else _read(Path(path))
+        raw = _read(path)
     except OSError as exc:
         raise RequestError(
             f"the request file cannot be read: {exc.strerror or exc}", value=path, remedy="Give the path of a YAML or JSON file."
@@ -116,9 +117,14 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
     return result
 
 
-def _read(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(SIZE_LIMIT_BYTES + 1)
+def _read(path: str) -> bytes:
+    """A plain file, or what the caller holds open for us: standard input, or a shell's `<(command)`, which is a pipe with a writer."""
+    if path == "-":
+        return sys.stdin.buffer.read(SIZE_LIMIT_BYTES + 1)
+    if path.startswith(_OPENED):
+        with open(path, "rb") as stream:
+            return stream.read(SIZE_LIMIT_BYTES + 1)
+    return read_regular(path, SIZE_LIMIT_BYTES)
 
 
 def _parse(text: str, name: str) -> Any:
@@ -130,6 +136,8 @@ def _parse(text: str, name: str) -> Any:
             except json.JSONDecodeError:
                 pass  # a YAML flow mapping; its parser says what is wrong
         return yaml.load(text, _RequestLoader)
+    except _TooLarge as exc:
+        raise RequestError(f"{name} {exc}", bound=f"{SIZE_LIMIT_BYTES} characters", remedy="Write it without aliases (*name).") from exc
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark
         where = f"{name}, line {mark.line + 1}, column {mark.column + 1}" if mark else name
@@ -150,7 +158,7 @@ def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _check_plain(value: Any, name: str) -> None:
     """Only text keys, no anchor that contains itself, no binary values: what JSON can say, so that every run folder can keep it."""
     try:
-        json.dumps(value)
+        parse_json(json.dumps(value))
     except (TypeError, ValueError, RecursionError) as exc:
         raise RequestError(
             f"{name} holds something that JSON cannot: {exc}", remedy="Use plain mappings, lists, text and numbers."
@@ -170,10 +178,46 @@ def _keys(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
             yield from _keys(child, f"{prefix}{index}.")
 
 
+class _TooLarge(Exception):
+    """The text stands for more than it has room for."""
+
+
+def _measure(node: yaml.Node, known: dict[int, int | None], depth: int) -> int:
+    """Characters that a node stands for with every alias written out. `known` holds what was measured, None for what is being measured.
+
+    Raises:
+        _TooLarge: more than a request file may have, nested too deeply, or within itself.
+    """
+    if depth > MAX_JSON_DEPTH:
+        raise _TooLarge(f"is nested more than {MAX_JSON_DEPTH} levels deep")
+    if id(node) not in known:
+        known[id(node)] = None
+        if isinstance(node, yaml.ScalarNode):
+            size = len(node.value) + 1
+        elif isinstance(node, yaml.MappingNode):
+            size = 1 + sum(_measure(part, known, depth + 1) for pair in node.value for part in pair)
+        else:
+            size = 1 + sum(_measure(part, known, depth + 1) for part in node.value)
+        known[id(node)] = size
+    size = known[id(node)]
+    if size is None:
+        raise _TooLarge("contains itself, which JSON cannot say")
+    if size > SIZE_LIMIT_BYTES:
+        raise _TooLarge("is too large with its aliases written out")
+    return size
+
+
 class _RequestLoader(yaml.SafeLoader):
     """SafeLoader with the scalars of YAML 1.2: `on` and `off` are words, `3e-4` is a number, dates are text; no key twice."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+
+    def get_single_node(self) -> yaml.Node | None:
+        """The document, if it is of a sane size with every alias written out: nine levels of nine aliases would be 400 million values."""
+        node = super().get_single_node()
+        if node is not None:
+            _measure(node, {}, depth=1)
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()

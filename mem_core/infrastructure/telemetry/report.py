@@ -7,6 +7,7 @@ from mem_core.infrastructure.telemetry.report_charts import all_charts, non_fini
 from mem_core.infrastructure.telemetry.report_data import ReportData
 from mem_core.infrastructure.telemetry.report_sections import (
     checkpoints_section,
+    data_section,
     environment_section,
     faults_section,
     identity_section,
@@ -43,6 +44,7 @@ def _parts(data: ReportData) -> tuple[Html, ...]:
         key_numbers(data),
         _charts(data),
         section("Where the time went", goodput_bar(data), note=_goodput_note(data)),
+        data_section(data),
         faults_section(data),
         checkpoints_section(data),
         policy_section(data),

@@ -39,6 +39,36 @@ def _fault_row(fault: FaultRecord) -> tuple[Cell, ...]:
     return (_when(fault.time_unix_s), fault.kind, fault.reached_step, fault.step, recovered, _short(fault.detail))
 
 
+_LEFT_OUT_WORDS = {
+    "blank_lines": "blank lines",
+    "truncated_documents": "documents cut at data.sequence_length",
+    "last_partial_sequence": "the last sequence, which packing could not fill",
+    "rows_without_trained_label": "sequences without a token to train on",
+}
+
+
+def data_section(data: ReportData) -> Html:
+    """What was trained on, and what was not and why."""
+    seen = data.result.data
+    if seen is None:
+        return Html("")
+    note = (
+        f"{counted(seen.num_documents, 'document')} of {counted(seen.num_files, 'file')} make {counted(seen.num_sequences, 'sequence')} "
+        f"with {seen.num_tokens:,} tokens, of which {seen.trained_tokens:,} are trained on in an epoch; "
+        f"{counted(seen.num_validation_sequences, 'sequence')} held out."
+    )
+    left_out: list[tuple[Cell, ...]] = [(_LEFT_OUT_WORDS.get(kind, kind), number) for kind, number in seen.dropped_rows.items()]
+    bad: list[tuple[Cell, ...]] = [(_short(row),) for row in seen.bad_rows]
+    more = f" (of {seen.num_bad_rows:,})" if seen.num_bad_rows > len(seen.bad_rows) else ""
+    return section(
+        "Data",
+        table("Notes on the rows", ("what",), [(_short(text),) for text in seen.notes], empty=""),
+        table("Not trained on, or not whole", ("what", "how many"), left_out, empty="Every row is trained on whole."),
+        table(f"Bad rows that were skipped{more}", ("file, line and reason",), bad, empty=""),
+        note=note,
+    )
+
+
 def checkpoints_section(data: ReportData) -> Html:
     """Every checkpoint with its verdict; those that rotation took, as it should, are folded away."""
     header = ("step", "size", "saved in", "verdict", "level", "weights digest", "now")

@@ -6,11 +6,14 @@ from typing import Literal
 
 from pydantic import Field
 
+from mem_core.domain.environment import DataRemark
 from mem_core.domain.request import DataSection
+from mem_core.domain.run import DataSummary
 from mem_core.domain.units import Value
 from mem_core.runtime.models.encoding import CURRENT_RULES
 
 MAX_BAD_ROWS_KEPT = 100
+_BAD_ROWS_TOLD = 10
 
 
 class PrepareProgress(Value):
@@ -51,10 +54,26 @@ class PreparedData(Value):
     num_files: int = 0
     size_bytes: int = Field(0, description="Bytes of the source files.")
     notes: tuple[str, ...] = Field((), description="What a person should know: empty files, missing masks, no validation rows.")
+    remarks: tuple[DataRemark, ...] = Field(default=(), description="The same, without what goes by names, as the doctor shows it.")
     index_sha256: dict[str, str] = Field(
         default={}, description="Digest of the index of each folder of rows; empty before version 2 of the cache."
     )
     encoding: dict[str, str] = Field({}, description="All that decides token ids, part by part; empty under the first rules.")
+
+    def summary(self) -> DataSummary:
+        """For the journal, and by it for report and result."""
+        return DataSummary(
+            num_files=self.num_files,
+            num_documents=self.num_documents,
+            num_sequences=self.num_samples,
+            num_tokens=self.num_tokens,
+            trained_tokens=self.trained_tokens,
+            num_validation_sequences=self.num_validation_samples,
+            num_bad_rows=self.num_bad_rows,
+            bad_rows=self.bad_rows[:_BAD_ROWS_TOLD],
+            dropped_rows=self.dropped_rows,
+            notes=self.notes,
+        )
 
 
 class PrepareJob(Value):

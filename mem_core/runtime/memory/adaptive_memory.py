@@ -155,6 +155,8 @@ class AdaptiveMemory:
 
     def _decide(self, batch_index: int, largest: MicroBatch) -> None:
         limit = self._limit
+        if self._control is not None:
+            self._control.worked(largest.tokens, limit.name, limit.used_bytes)
         if self._control is None or not self.adaptive or batch_index + 1 < max(self._replay_until, self._may_decide_from):
             return
         decision = self._control.decide(
@@ -204,7 +206,7 @@ class AdaptiveMemory:
         if self._control is not None:
             tokens = (seen.failed_rows or 0) * (seen.failed_length or 0)
             found["worked_tokens"] = self._control.worked_tokens or None
-            found["grown"] = self._control.grown(tokens, limit.used_bytes, limit.limit_bytes)
+            found["grown"] = self._control.grown(tokens, limit.name, limit.used_bytes, limit.limit_bytes)
         return failure.model_copy(update={"evidence": seen.model_copy(update=found)})
 
     def absorbable(self, failure: SegmentFailure) -> OutOfMemory | None:
@@ -232,7 +234,9 @@ class AdaptiveMemory:
         self._pending = None
         peak_bytes, limit_bytes = self.peak_and_limit
         limits = self.limits_now()
-        grown = self._control is not None and any(self._control.grown(failed.tokens, each.used_bytes, each.limit_bytes) for each in limits)
+        grown = self._control is not None and any(
+            self._control.grown(failed.tokens, each.name, each.used_bytes, each.limit_bytes) for each in limits
+        )
         if grown and self._rank == 0:
             self.replace_reason = f"a pass of {failed.tokens} tokens worked before in this process and failed: memory has grown, a leak"
         change = MemoryPlanChange(

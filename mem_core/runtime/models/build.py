@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 from mem_core.domain.capabilities import refusal
 from mem_core.domain.errors import InternalError, RequestError
 from mem_core.domain.request import ModelSection
+from mem_core.runtime.models.configuration import refused
 from mem_core.runtime.models.encoding import tokenizer_files
 from mem_core.runtime.models.facts import describe_model
 from mem_core.runtime.models.folders import is_preset, local_model_folder
 from mem_core.runtime.models.presets import PRESETS, preset_name
+from mem_core.runtime.ranks.worker.classify import memory_kind
 
 if TYPE_CHECKING:
     import torch
@@ -88,10 +90,8 @@ def load_tokenizer(source: str, cache_dir: Path | None = None) -> Any:
         raise RequestError("the folder has no tokenizer files", field="model.source", value=source, remedy="Add tokenizer.json and its kin")
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except Exception as exc:  # the library beneath raises bare Exceptions for files that are no tokenizers
-        raise RequestError(
-            f"the tokenizer cannot be loaded: {exc}", field="model.source", value=source, remedy="Add complete tokenizer files"
-        ) from exc
+    except Exception as exc:  # whatever transformers and its kin make of other people's files
+        raise _unusable("the tokenizer cannot be loaded", exc, source, "Add complete tokenizer files") from exc
 
 
 def clean_name(name: str) -> str:
@@ -179,13 +179,8 @@ def _config(source: str, cache_dir: Path | None) -> Any:
 
     try:
         config = AutoConfig.from_pretrained(str(local_model_folder(source, cache_dir)), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as exc:
-        raise RequestError(
-            f"config.json cannot be used: {exc}",
-            field="model.source",
-            value=source,
-            remedy="Give a model that transformers knows by itself",
-        ) from exc
+    except Exception as exc:  # as above
+        raise _unusable("config.json cannot be used", exc, source, "Give a model that transformers knows by itself") from exc
     return config
 
 
@@ -216,10 +211,8 @@ def _folder_model(source: str, dtype: str, cache_dir: Path | None) -> "torch.nn.
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as exc:
-        raise RequestError(
-            f"the model cannot be loaded: {exc}", field="model.source", value=source, remedy="Give a causal language model that is complete"
-        ) from exc
+    except Exception as exc:  # as above
+        raise _unusable("the model cannot be loaded", exc, source, "Give a causal language model that is complete") from exc
     module, info = loaded
     unset = sorted((*info["missing_keys"], *(str(key) for key in info.get("mismatched_keys", ()))))
     if unset:
@@ -230,6 +223,16 @@ def _folder_model(source: str, dtype: str, cache_dir: Path | None) -> "torch.nn.
             remedy="They would be random; download the model again",
         )
     return module
+
+
+def _unusable(problem: str, exc: Exception, source: str, remedy: str) -> RequestError:
+    """The refusal of a model that the library stumbled over; memory that ran out says nothing about the model and passes through."""
+    if memory_kind(exc) is not None:
+        raise exc
+    words = " ".join(str(exc).split())[:500]
+    return refused(
+        f"{problem}: {words if isinstance(exc, OSError | ValueError) and words else f'{type(exc).__name__}: {words}'}", source, remedy
+    )
 
 
 def _ready(module: Any, dtype: str, activation_checkpointing: bool) -> "torch.nn.Module":

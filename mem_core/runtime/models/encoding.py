@@ -14,7 +14,8 @@ from typing import Any
 
 from mem_core.domain.errors import RequestError
 from mem_core.infrastructure.storage.regular_file import open_plain
-from mem_core.runtime.models.folders import is_preset, local_model_folder, read_config
+from mem_core.runtime.models.configuration import read_config
+from mem_core.runtime.models.folders import is_preset, local_model_folder
 
 CURRENT_RULES = 2
 """How rows become tokens. 1: runs whose record names no encoding. A run goes on under the rules that it was born with."""

@@ -1,13 +1,12 @@
 """Where a model's files lie: local folders as they are, URL folders fetched once. Only inert files are ever fetched or read."""
 
 import hashlib
-import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from mem_core.domain.errors import RequestError
+from mem_core.infrastructure.storage.reading import read_regular
 from mem_core.runtime.models.fetching import fetch_folder
 from mem_core.runtime.models.presets import PRESETS, preset_choices, preset_name
 
@@ -15,6 +14,7 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
     "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
 )  # fmt: skip
+TOKENIZER_LIMIT_BYTES = 512 * 2**20
 
 
 def is_preset(source: str) -> bool:
@@ -62,35 +62,27 @@ def local_model_folder(source: str, cache_dir: Path | None = None) -> Path:
     )
 
 
-def read_config(folder: Path, source: str) -> dict[str, Any]:
-    """The parsed `config.json`.
+def tokenizer_identity(source: str, cache_dir: Path | None = None) -> str:
+    """A name that changes whenever the tokenizer's files do. Reads them, imports nothing heavy.
 
     Raises:
-        RequestError: missing, or not a JSON object.
+        RequestError: no such folder, or one of the files cannot be read.
     """
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except FileNotFoundError as exc:
-        raise RequestError(
-            "the folder has no config.json", field="model.source", value=source, remedy="Give a Hugging Face causal language model folder"
-        ) from exc
-    except (OSError, ValueError) as exc:
-        raise RequestError(
-            f"config.json cannot be read: {exc}", field="model.source", value=source, remedy="Download the model again"
-        ) from exc
-    if not isinstance(config, dict):
-        raise RequestError("config.json is not a JSON object", field="model.source", value=source, remedy="Download the model again")
-    return config
-
-
-def tokenizer_identity(source: str, cache_dir: Path | None = None) -> str:
-    """A name that changes whenever the tokenizer's files do. Reads them, imports nothing heavy."""
     if is_preset(source):
         return "bytes-1"
     folder = local_model_folder(source, cache_dir)
     digest = hashlib.sha256()
     for name in TOKENIZER_FILES:
         if (folder / name).is_file():
-            content = (folder / name).read_bytes()
+            content = _read(folder / name, source)
             digest.update(f"{name}\0{len(content)}\0".encode() + content)
     return f"sha256:{digest.hexdigest()}"
+
+
+def _read(path: Path, source: str) -> bytes:
+    try:
+        return read_regular(path, TOKENIZER_LIMIT_BYTES)
+    except OSError as exc:
+        raise RequestError(
+            f"{path.name} cannot be read: {exc.strerror}", field="model.source", value=source, remedy="Check the file and its permissions"
+        ) from exc

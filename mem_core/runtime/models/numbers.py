@@ -1,11 +1,11 @@
 """The numbers of a model that the doctor calculates with, read from its configuration files. No weight is loaded."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from mem_core.domain.environment import ModelNumbers
+from mem_core.infrastructure.storage.reading import read_json
 
 _TOKENIZER_FILE = "tokenizer.json"
 _SIZE_LIMIT_BYTES = 200 * 2**20
@@ -21,13 +21,14 @@ def read_model_numbers(source: str, cache_dir: Path | None = None) -> ModelNumbe
     Raises:
         RequestError: no such model, or not a causal language model with safetensors weights.
     """
+    from mem_core.runtime.models.configuration import count_of, read_config
     from mem_core.runtime.models.facts import describe_model
-    from mem_core.runtime.models.folders import is_preset, local_model_folder, read_config
+    from mem_core.runtime.models.folders import is_preset, local_model_folder
 
     facts = describe_model(source, cache_dir)
     folder = None if is_preset(source) else local_model_folder(source, cache_dir)
     config: dict[str, Any] = read_config(folder, source) if folder is not None else {}
-    kv_heads = config.get("text_config", config).get("num_key_value_heads")
+    kv_heads = count_of(config.get("text_config", config), ("num_key_value_heads",))
     return ModelNumbers(
         num_parameters=facts.num_parameters,
         num_layers=facts.num_layers,
@@ -35,7 +36,7 @@ def read_model_numbers(source: str, cache_dir: Path | None = None) -> ModelNumbe
         intermediate_size=facts.intermediate_size,
         vocab_size=facts.vocab_size,
         num_heads=facts.num_heads or 1,
-        num_kv_heads=int(kv_heads) if kv_heads else None,
+        num_kv_heads=kv_heads,
         max_positions=facts.max_positions,
         tokenizer_vocab_size=tokenizer_size(folder) if folder is not None else None,
         tied=facts.tied_embeddings,
@@ -66,7 +67,7 @@ def has_chat_template(folder: Path) -> bool:
     if any((folder / name).exists() for name in _TEMPLATES):
         return True
     try:
-        return bool(json.loads((folder / "tokenizer_config.json").read_bytes()).get("chat_template"))
+        return bool(read_json(folder / "tokenizer_config.json").get("chat_template"))
     except (OSError, ValueError, AttributeError):
         return False
 
@@ -76,14 +77,11 @@ def tokenizer_size(folder: Path) -> int | None:
 
     The largest id and not the count: that is what indexes the embedding.
     """
-    path = folder / _TOKENIZER_FILE
     try:
-        if path.stat().st_size > _SIZE_LIMIT_BYTES:
-            return None
-        content = json.loads(path.read_bytes())
+        content = read_json(folder / _TOKENIZER_FILE, _SIZE_LIMIT_BYTES)
         vocabulary = content["model"]["vocab"]
         ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else list(range(len(vocabulary)))
         ids += [token["id"] for token in content.get("added_tokens", ())]
         return max(map(int, ids)) + 1
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None

@@ -154,7 +154,7 @@ class LiveRanks:
 
     @property
     def passed_over(self) -> tuple[int, ...]:
-        """Steps whose checkpoints could not be loaded and are left out for now, ascending."""
+        """Steps whose checkpoints could not be loaded and are left out meanwhile, ascending."""
         return tuple(sorted(self._passed_over))
 
     def can_fall_back(self, step: int | None) -> bool:

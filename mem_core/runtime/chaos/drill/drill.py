@@ -17,6 +17,7 @@ from mem_core.domain.events import JournalLine, TimeSpent
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.infrastructure.storage.whole_file import write_atomically
+from mem_core.infrastructure.storage.writing import PRIVATE, replace_text
 from mem_core.runtime.chaos.drill.report import DrillReport, InvariantScore, html_report, passed, same, score_fault
 from mem_core.runtime.chaos.drill.supervised_run import SupervisedRun
 from mem_core.runtime.chaos.drill.twin import seed_twin, twin_request
@@ -86,7 +87,7 @@ class Drill:
 
     def _supervised(self, request: RuntimeRequest, command: Callable[[Path], list[str]]) -> SupervisedRun:
         path = self.desk / f"{request.run_id}.json"
-        path.write_text(request.model_dump_json(indent=2))
+        replace_text(path, request.model_dump_json(indent=2), PRIVATE)  # with the signatures of its URLs: its child needs them
         return SupervisedRun(command(path), dict(self.environment), self.desk / f"{request.run_id}.log")
 
     def _under_chaos(self, run: SupervisedRun, view: RunView) -> int:

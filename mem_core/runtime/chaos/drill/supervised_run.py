@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mem_core.infrastructure.storage.writing import open_to_append
+
 RESUMABLE_EXIT_CODES = frozenset({-signal.SIGKILL, 75, 73})
 
 
@@ -54,7 +56,7 @@ class SupervisedRun:
         return code
 
     def _start(self) -> None:
-        with self.log_path.open("ab") as log:
+        with open_to_append(self.log_path) as log:
             self._child = subprocess.Popen(
                 self.command, env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True
             )

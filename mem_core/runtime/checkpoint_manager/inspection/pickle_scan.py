@@ -1,19 +1,17 @@
 """Proves a torch file safe to unpickle without unpickling it.
 
 `torch.save` writes a zip whose `data.pkl` is a pickle program. A pickle runs code only through the callables that it names, so the scan
-allows the few names that training state needs, the few opcodes that torch writes, each where it does what torch does with it
-(`pickle_stack`), and the archive members that torch writes. DeepSpeed loads with `weights_only=False`; this scan is what stands between
-a hostile file and that call. Everything not listed is refused: `STACK_GLOBAL` takes its names from the stack, `INST` and `OBJ` call,
-`EXT*` look up a registry, a `constants.pkl` makes torch run TorchScript, compressed members could be bombs, and two members of one name
-can be read differently by two zip readers.
+allows the few names that training state needs, the few opcodes that torch writes, and the archive members that torch writes. DeepSpeed
+loads with `weights_only=False`; this scan is what stands between a hostile file and that call. Everything not listed is refused:
+`STACK_GLOBAL` takes its names from the stack, `INST` and `OBJ` call, `EXT*` look up a registry, a `constants.pkl` makes torch run
+TorchScript, compressed members could be bombs, and two members of one name can be read differently by two zip readers.
 """
 
 import pickletools
 import re
 import zipfile
 from pathlib import Path
-
-from mem_core.runtime.checkpoint_manager.inspection.pickle_stack import PickleStack
+from typing import Any, Literal
 
 _TENSOR_REBUILDERS = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter")
 _STORAGES = ("Byte", "Char", "Short", "Int", "Long", "Half", "Float", "Double", "Bool", "BFloat16")
@@ -118,37 +116,84 @@ def _check_members(archive: zipfile.ZipFile) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def _reason_against(opcode: str, argument: object, allowed_globals: frozenset[str]) -> str:
-    """Why an opcode is refused wherever it stands."""
-    if opcode not in _ALLOWED_OPCODES:
-        return f"opcode {opcode}"
-    if opcode == "GLOBAL":
-        name = str(argument).replace(" ", ".", 1)
-        return "" if name in allowed_globals else f"names {name[:100]}"
-    if opcode == "PROTO" and argument != _PROTOCOL:
-        return f"pickle protocol {argument}, torch.save writes {_PROTOCOL},"
-    return ""
-
-
 def scan_pickle(program: bytes, allowed_globals: frozenset[str] = DEFAULT_ALLOWED_GLOBALS) -> tuple[str, ...]:
     """Reasons why this pickle must not be run; each names the opcode or the callable and its offset."""
     reasons: list[str] = []
     end = -1
-    stack = PickleStack()
+    stack = _Stack()
     try:
         for opcode, argument, position in pickletools.genops(program):
-            reason = _reason_against(opcode.name, argument, allowed_globals)
-            if reason:
-                reasons.append(f"{reason} at byte {position}")
-            if len(reasons) >= _MAX_LISTED or (reason and opcode.name not in _ALLOWED_OPCODES):
-                break  # what an unknown opcode leaves on the stack is not known either
-            odd = stack.take(opcode.name, argument)
-            if odd:
-                reasons.append(f"opcode {opcode.name} {odd} at byte {position}")
-            if opcode.name == "STOP":
+            if len(reasons) >= _MAX_LISTED:
+                break
+            if opcode.name not in _ALLOWED_OPCODES:
+                reasons.append(f"opcode {opcode.name} at byte {position}")
+            elif opcode.name == "GLOBAL":
+                name = str(argument).replace(" ", ".", 1)
+                if name not in allowed_globals:
+                    reasons.append(f"names {name[:100]} at byte {position}")
+            elif opcode.name == "PROTO" and argument != _PROTOCOL:
+                reasons.append(f"pickle protocol {argument}, torch.save writes {_PROTOCOL}")
+            elif opcode.name == "STOP":
                 end = (position or 0) + 1
+            if not reasons and not stack.follow(opcode.name, argument):
+                reasons.append(f"{opcode.name} at byte {position} on what it is not for")
     except (ValueError, IndexError, KeyError, UnicodeDecodeError, OverflowError) as exc:
         reasons.append(f"not a readable pickle ({type(exc).__name__})")
     if not reasons and end != len(program):
         reasons.append("bytes after the end of the pickle")
     return tuple(reasons)
+
+
+# What stands on the stack, as far as it matters: a name that was looked up (a class or function), what a call made of one, tuples, the rest.
+_Kind = Literal["named", "made", "tuple", "plain", "mark"]
+# Opcode -> how many it takes off and what it puts on. "to mark" are those that take all down to the last mark.
+_FIXED: dict[str, tuple[int, _Kind | None]] = {
+    "PROTO": (0, None), "STOP": (1, None), "MARK": (0, "mark"), "GLOBAL": (0, "named"), "BINPERSID": (1, "made"),
+    "TUPLE1": (1, "tuple"), "TUPLE2": (2, "tuple"), "TUPLE3": (3, "tuple"), "EMPTY_TUPLE": (0, "tuple"),
+}  # fmt: skip
+_TO_MARK = frozenset({"TUPLE", "APPENDS", "SETITEMS"})
+
+
+class _Stack:
+    """Runs a pickle's opcodes on kinds instead of values.
+
+    A name by itself is harmless; what is done to it may not be. `BUILD` on a class sets attributes of that class for the whole
+    process, so that a file could change how everything is loaded after it; the unpickler of `weights_only` refuses that, DeepSpeed's
+    own loading does not.
+    """
+
+    def __init__(self) -> None:
+        self._items: list[_Kind] = []
+        self._memo: dict[int, _Kind] = {}
+
+    def follow(self, opcode: str, argument: Any) -> bool:
+        """Whether this may be done here. Raises IndexError or KeyError where the stack or the memo has nothing to do it to."""
+        match opcode:
+            case "BINPUT" | "LONG_BINPUT":
+                self._memo[int(argument)] = self._items[-1]
+            case "BINGET" | "LONG_BINGET":
+                self._items.append(self._memo[int(argument)])
+            case "REDUCE" | "NEWOBJ":
+                self._items.pop()
+                if self._items.pop() != "named":
+                    return False
+                self._items.append("made")
+            case "BUILD":  # a state that is a tuple sets attributes one by one, `__class__` among them
+                return self._items.pop() != "tuple" and self._items[-1] == "made"
+            case "APPEND" | "SETITEM":
+                del self._items[-1 if opcode == "APPEND" else -2 :]
+                return self._items[-1] in ("made", "plain")
+            case _ if opcode in _TO_MARK:
+                while self._items.pop() != "mark":
+                    pass
+                if opcode == "TUPLE":
+                    self._items.append("tuple")
+                    return True
+                return self._items[-1] in ("made", "plain")
+            case _:
+                takes, puts = _FIXED.get(opcode, (0, "plain"))
+                for _ in range(takes):
+                    self._items.pop()
+                if puts is not None:
+                    self._items.append(puts)
+        return True

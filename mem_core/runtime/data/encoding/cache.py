@@ -111,6 +111,16 @@ def load_prepared(cache_dir: Path, name: str) -> PreparedData | None:
     return prepared.model_copy(update={**where, "from_cache": True})
 
 
+def told(cache_dir: Path, name: str) -> PreparedData | None:
+    """What the sealed result of a fingerprint says; None where there is none that proves itself."""
+    text = read_sealed(cache_dir / name / _RESULT_NAME, _MOST_RESULT_BYTES)
+    try:
+        prepared = PreparedData.model_validate_json(text or "")
+    except ValueError:
+        return None
+    return prepared if prepared.fingerprint == name else None
+
+
 def _proven(folder: Path, name: str) -> PreparedData:
     """Every byte down to the tokens hangs on the sealed result: it holds the digests of the indexes, and they those of the shards.
 

@@ -6,6 +6,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mem_core.domain.environment import DataRemark
 from mem_core.runtime.data.encoding.joining import Tokens
 from mem_core.runtime.data.encoding.parts import PartedText
 from mem_core.runtime.data.reading.rows import Document
@@ -24,7 +25,7 @@ class Encoder(Protocol):
     prefix: tuple[int, ...]
     chat_has_assistant_mask: bool
     identity: dict[str, str]
-    notes: tuple[str, ...]
+    notes: tuple[DataRemark, ...]
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         """Ids of each text, nothing added."""

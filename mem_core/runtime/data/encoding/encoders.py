@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mem_core.domain.environment import DataRemark
 from mem_core.domain.errors import RequestError
 from mem_core.runtime.data.encoding.encoder import Encoder
 from mem_core.runtime.data.encoding.joining import Tokens
@@ -24,7 +25,7 @@ class ByteEncoder:
     prefix: tuple[int, ...] = ()
     chat_has_assistant_mask = False
     identity: dict[str, str] = {}
-    notes: tuple[str, ...] = ()
+    notes: tuple[DataRemark, ...] = ()
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         """Ids of each text's UTF-8 bytes."""

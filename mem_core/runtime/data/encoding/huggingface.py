@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mem_core.domain.environment import DataRemark
 from mem_core.domain.errors import RequestError
 from mem_core.runtime.data.encoding.encoder import ChatRefused
 from mem_core.runtime.data.encoding.joining import CannotBeCut, Cutting, JoinedText, Spans, Tokens
@@ -28,7 +29,7 @@ class HuggingFaceEncoder:
     def __init__(
         self,
         tokenizer: Any,
-        notes: tuple[str, ...] = (),
+        notes: tuple[DataRemark, ...] = (),
         rules: int = CURRENT_RULES,
         cutting: Cutting = Cutting(),  # noqa: B008 - frozen
     ) -> None:
@@ -46,8 +47,8 @@ class HuggingFaceEncoder:
         self.chat_has_assistant_mask = re.search(r"\{%-?\s*generation\b", template) is not None
         fixed_day = rules > 1 and "strftime_now" in template
         self._template: dict[str, str] = {"chat_template": _with_fixed_day(template)} if fixed_day else {}
-        day = (f"the chat template writes the day; each row says {_TEMPLATE_DAY:%d %b %Y}, so that its tokens stay the same",)
-        self.notes = (*notes, *(day if fixed_day else ()))
+        text = f"the chat template writes the day; each row says {_TEMPLATE_DAY:%d %b %Y}, so that its tokens stay the same"
+        self.notes = (*notes, *((DataRemark(check="data.chat_day", severity="notice", text=text),) if fixed_day else ()))
 
     @classmethod
     def of_folder(cls, source: str, rules: int) -> "HuggingFaceEncoder":
@@ -61,7 +62,9 @@ class HuggingFaceEncoder:
 
         tokenizer = load_tokenizer(source)
         found = disagreement(tokenizer, local_model_folder(source))
-        return cls(tokenizer, (found,) if found else (), rules)
+        remedy = "Set the tokenizer_class of the folder's tokenizer_config.json to the one that the file was made for."
+        told = DataRemark(check="tokenizer.class", severity="warning", text=found, remedy=remedy)
+        return cls(tokenizer, (told,) if found else (), rules)
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         """Ids of each text, many at a time so that the tokenizer may use its threads. Raises CannotBeCut."""

@@ -1,38 +1,51 @@
 """What was counted while rows became tokens, in words for people. Pure."""
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
-_WORDS = {
-    "rows_without_trained_label": ("sequence holds", "sequences hold", "no token to train on and {were} left out"),
-    "truncated_documents": ("document was", "documents were", "longer than data.sequence_length and cut at the end"),
+from mem_core.domain.environment import DataRemark
+
+_Words = tuple[Literal["notice", "warning"], str, str, str]
+_WORDS: dict[str, _Words] = {
+    "rows_without_trained_label": ("warning", "sequence holds", "sequences hold", "no token to train on and {were} left out"),
+    "truncated_documents": ("notice", "document was", "documents were", "longer than data.sequence_length and cut at the end"),
     "prompts_cut": (
-        "row was",
-        "rows were",
-        "longer than data.sequence_length; the beginning of the prompt gave way, the answer stayed",
+        "notice", "row was", "rows were", "longer than data.sequence_length; the beginning of the prompt gave way, the answer stayed",
     ),
-    "answers_cut": ("conversation lost", "conversations lost", "earlier answers with that beginning"),
+    "answers_cut": ("warning", "conversation lost", "conversations lost", "earlier answers with that beginning"),
     "own_special_tokens": (
-        "row holds",
-        "rows hold",
+        "notice", "row holds", "rows hold",
         "the tokenizer's own beginning or end token in the text; at the edges it was not added a second time",
     ),
     "doubled_special_tokens": (
-        "chat has",
-        "chats have",
-        "the tokenizer's beginning or end token twice in a row, as the template writes it",
+        "warning", "chat has", "chats have", "the tokenizer's beginning or end token twice in a row, as the template writes it",
     ),
-}
+}  # fmt: skip
+CHAT_LOSS = DataRemark(
+    check="data.chat_loss",
+    severity="warning",
+    text="the chat template does not mark the assistant's words, so that the loss covers whole conversations",
+    remedy="Put {% generation %} and {% endgeneration %} around them in chat_template.jinja, or use data.prompt_field and "
+    "data.completion_field.",
+)
+NONE_HELD_OUT = DataRemark(
+    check="data.validation",
+    severity="notice",
+    text="no row was held out for validation: there are too few documents for the fraction",
+    remedy="Give a larger data.validation, or a list of files of its own.",
+)
 
 
-def notices(dropped: Mapping[str, int], remarks: Mapping[str, int], bad_rows: Sequence[str], num_bad_rows: int) -> list[str]:
-    """One sentence for each kind that was met; bad rows are named by the first of them."""
+def notices(dropped: Mapping[str, int], remarks: Mapping[str, int], bad_rows: Sequence[str], num_bad_rows: int) -> list[DataRemark]:
+    """One remark for each kind that was met; bad rows are named by the first of them."""
     counts = {**dropped, **remarks}
-    found = [_sentence(counts[kind], kind) for kind in _WORDS if counts.get(kind)]
+    found = [_remark(counts[kind], *words) for kind, words in _WORDS.items() if counts.get(kind)]
     if num_bad_rows:
-        found.insert(0, f"{num_bad_rows} bad {'row was' if num_bad_rows == 1 else 'rows were'} skipped, first {bad_rows[0]}")
+        text = f"{num_bad_rows} bad {'row was' if num_bad_rows == 1 else 'rows were'} skipped, first {bad_rows[0]}"
+        found.insert(0, DataRemark(check="data.bad_rows", severity="warning", text=text, remedy="Repair the rows to train on them too."))
     return found
 
 
-def _sentence(count: int, kind: str) -> str:
-    one, many, rest = _WORDS[kind]
-    return f"{count:,} {one if count == 1 else many} {rest}".replace("{were}", "was" if count == 1 else "were")
+def _remark(count: int, severity: Literal["notice", "warning"], one: str, many: str, rest: str) -> DataRemark:
+    text = f"{count:,} {one if count == 1 else many} {rest}".replace("{were}", "was" if count == 1 else "were")
+    return DataRemark(check="data.rows", severity=severity, text=text)

@@ -1,26 +1,19 @@
 """Prepare data: from the request's files to token shards in the cache, in a process of its own."""
 
-import json
 import os
-import signal
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any
 
-from mem_core.domain import errors
-from mem_core.domain.errors import EnvironmentUnfit, InternalError, MemError
 from mem_core.domain.request import DataSection
+from mem_core.runtime.data.child import ask_child
 from mem_core.runtime.data.encoding.acceptance import check_prepared
-from mem_core.runtime.data.encoding.cache import HashCache, fingerprint, load_prepared
+from mem_core.runtime.data.encoding.cache import HashCache, fingerprint, load_prepared, told
 from mem_core.runtime.data.encoding.tokenize_process import resolve_job
 from mem_core.runtime.data.reading.sources import SourceFile
 from mem_core.runtime.data.values import PreparedData, PrepareJob, PrepareProgress
 from mem_core.runtime.models.encoding import CURRENT_RULES
 
-_STDERR_LINES = 15
+PROGRAM = "mem_core.runtime.data.encoding.tokenize_process"
 
 
 def prepare_data(
@@ -53,14 +46,28 @@ def prepare_data(
     train, validation, notes = resolve_job(data, rules)
     prepared = _from_cache(job, train, validation)
     if prepared is None:
-        prepared = _run(job, on_progress or (lambda progress: None))
+        show = on_progress or (lambda progress: None)
+        answer = ask_child(PROGRAM, job.model_dump_json(), lambda raw: show(PrepareProgress.model_validate(raw)))
+        prepared = PreparedData.model_validate(answer)
     prepared = prepared.model_copy(update={"notes": (*notes, *prepared.notes)})  # names are no part of what is cached
     check_prepared(prepared, data, vocab_size)
     return prepared
 
 
 def _from_cache(job: PrepareJob, train: Sequence[SourceFile], validation: Sequence[SourceFile]) -> PreparedData | None:
-    """What an earlier call made of the same files, known by their stamps without reading them."""
+    """What an earlier call made of the same files."""
+    name = _known_name(job, train, validation)
+    return None if name is None else load_prepared(job.cache_dir, name)
+
+
+def told_before(job: PrepareJob, train: Sequence[SourceFile], validation: Sequence[SourceFile]) -> PreparedData | None:
+    """What an earlier preparation of the same files said of them, without looking whether its shards are still whole."""
+    name = _known_name(job, train, validation)
+    return None if name is None else told(job.cache_dir, name)
+
+
+def _known_name(job: PrepareJob, train: Sequence[SourceFile], validation: Sequence[SourceFile]) -> str | None:
+    """The fingerprint, where the stamps of all files are known, so that none has to be read."""
     if not job.cache_dir.is_dir():
         return None
     hashes = HashCache(job.cache_dir)
@@ -68,68 +75,4 @@ def _from_cache(job: PrepareJob, train: Sequence[SourceFile], validation: Sequen
     known: list[tuple[SourceFile, str]] = [(file, digest) for file, digest in pairs if digest is not None]
     if len(known) < len(pairs):
         return None
-    return load_prepared(job.cache_dir, fingerprint(job.data, known[: len(train)], known[len(train) :], job.tokenizer_source, job.rules))
-
-
-def _run(job: PrepareJob, on_progress: Callable[[PrepareProgress], None]) -> PreparedData:
-    with tempfile.TemporaryFile() as complaints:
-        child = subprocess.Popen(
-            [sys.executable, "-P", "-X", "utf8", "-m", "mem_core.runtime.data.encoding.tokenize_process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=complaints,
-            start_new_session=True,
-        )
-        try:
-            return _converse(child, job, on_progress, complaints)
-        finally:
-            child.kill()
-            for pipe in (child.stdin, child.stdout):
-                if pipe is not None:
-                    pipe.close()
-            child.wait()
-
-
-def _converse(
-    child: "subprocess.Popen[bytes]", job: PrepareJob, on_progress: Callable[[PrepareProgress], None], complaints: IO[bytes]
-) -> PreparedData:
-    assert child.stdin is not None
-    try:
-        child.stdin.write(job.model_dump_json().encode() + b"\n")
-        child.stdin.flush()
-    except BrokenPipeError:
-        raise _died(child, complaints) from None
-    for message in _messages(child):
-        if "progress" in message:
-            on_progress(PrepareProgress.model_validate(message["progress"]))
-        elif "error" in message:
-            raise error_from_json(message["error"])
-        else:
-            return PreparedData.model_validate(message["prepared"])
-    raise _died(child, complaints)
-
-
-def _messages(child: "subprocess.Popen[bytes]") -> Iterator[dict[str, Any]]:
-    assert child.stdout is not None
-    for line in child.stdout:
-        if line.endswith(b"\n"):
-            yield json.loads(line)
-
-
-def _died(child: "subprocess.Popen[bytes]", complaints: IO[bytes]) -> MemError:
-    code = child.wait()
-    complaints.seek(0)
-    last = "\n".join(complaints.read().decode(errors="replace").splitlines()[-_STDERR_LINES:])
-    if code < 0:
-        name = signal.Signals(-code).name
-        return EnvironmentUnfit(
-            f"the tokenising process was killed by {name}",
-            remedy="If memory ran out, free some or give smaller files; run again, nothing half-made is used",
-        )
-    return InternalError(f"the tokenising process ended with code {code}:\n{last}\n", remedy="Report this with the lines above")
-
-
-def error_from_json(raw: dict[str, Any]) -> MemError:
-    """The error that the tokenising process met."""
-    kind = getattr(errors, str(raw["kind"]), InternalError)
-    return kind(raw["problem"], remedy=raw["remedy"], field=raw["field"], value=raw["value"], bound=raw["bound"])
+    return fingerprint(job.data, known[: len(train)], known[len(train) :], job.tokenizer_source, job.rules)

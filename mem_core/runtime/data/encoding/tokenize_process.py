@@ -1,28 +1,19 @@
-"""The tokenising process: `python -m mem_core.runtime.data.encoding.tokenize_process`, one PrepareJob as a JSON line on standard input.
+"""The tokenising process: `python -m mem_core.runtime.data.encoding.tokenize_process`, one PrepareJob as a JSON line on standard input."""
 
-Answers with JSON lines on standard output: {"progress": ...} while it works, then {"prepared": ...} or {"error": ...}. It has its
-own memory and its own core, and dies with its parent: by signal, and by the end of its standard input.
-"""
-
-import ctypes
-import json
-import os
-import signal
-import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
-from mem_core.domain.errors import DataError, MemError, StoreUnavailable
+from mem_core.domain.errors import DataError, StoreUnavailable
 from mem_core.domain.request import DataSection
+from mem_core.runtime.data.child import Say, answer_parent
 from mem_core.runtime.data.encoding.acceptance import check_prepared
 from mem_core.runtime.data.encoding.cache import HashCache, fingerprint, load_prepared, publish, staging_folder
 from mem_core.runtime.data.encoding.encoder import Encoder
 from mem_core.runtime.data.encoding.encoders import make_encoder
 from mem_core.runtime.data.encoding.first_rules import FirstRules
-from mem_core.runtime.data.encoding.notices import notices
+from mem_core.runtime.data.encoding.notices import CHAT_LOSS, NONE_HELD_OUT, notices
 from mem_core.runtime.data.encoding.sequences import RowMaker
 from mem_core.runtime.data.encoding.tokenizing import Target, Tokenizing
 from mem_core.runtime.data.reading.sources import SourceFile, each_once, resolve_files, unchanged
@@ -31,7 +22,6 @@ from mem_core.runtime.data.serving.shards import ShardWriter, TokenIndex
 from mem_core.runtime.data.values import OnProgress, PreparedData, PrepareJob, PrepareProgress
 from mem_core.runtime.models.encoding import encoding_of
 
-_PR_SET_PDEATHSIG = 1
 _PROGRESS_EVERY_S = 0.2
 Phase = Literal["hashing", "tokenizing"]
 
@@ -44,7 +34,7 @@ def prepare_here(job: PrepareJob, on_progress: OnProgress) -> PreparedData:
     """
     with staging_folder(job.cache_dir) as folder:
         train, validation, _ = resolve_job(job.data, job.rules)
-        report = _Reporter(on_progress, sum(file.size_bytes for file in (*train, *validation)))
+        report = Reporter(on_progress, sum(file.size_bytes for file in (*train, *validation)))
         hashes = HashCache(job.cache_dir)
         readable = [_readable(file, number, folder, hashes, report) for number, file in enumerate((*train, *validation))]
         hashes.remember((file.source, file.sha256, file.hashed_unix_ns) for file in readable if file.hashed_unix_ns)
@@ -53,7 +43,7 @@ def prepare_here(job: PrepareJob, on_progress: OnProgress) -> PreparedData:
         cached = load_prepared(job.cache_dir, name)
         if cached is not None:
             return cached
-        prepared = _tokenize(job, readable[: len(train)], readable[len(train) :], folder, name, report)
+        prepared = tokenize_files(job, readable[: len(train)], readable[len(train) :], folder, name, report)
         changed = [file.source.path for file in readable if not unchanged(file.source)]
         if changed:
             raise DataError("changed while it was read", field="data", value=changed[0], remedy="Run again once nothing writes to it")
@@ -77,7 +67,7 @@ def resolve_job(data: DataSection, rules: int) -> tuple[tuple[SourceFile, ...], 
     return train, validation, (*notes, *more)
 
 
-class _Reporter:
+class Reporter:
     """Progress at most a few times a second."""
 
     def __init__(self, on_progress: OnProgress, bytes_total: int) -> None:
@@ -102,7 +92,7 @@ class _Reporter:
         self._on_progress(PrepareProgress(phase="tokenizing", bytes_done=self._total, bytes_total=self._total, **counts()))
 
 
-def _readable(file: SourceFile, number: int, folder: Path, hashes: HashCache, report: _Reporter) -> Readable:
+def _readable(file: SourceFile, number: int, folder: Path, hashes: HashCache, report: Reporter) -> Readable:
     """The file with its hash. What lies elsewhere is copied here, so that what was hashed is what is tokenised."""
     began_ns = time.time_ns()
     known = None if file.is_remote else hashes.get(file)
@@ -116,9 +106,14 @@ def _readable(file: SourceFile, number: int, folder: Path, hashes: HashCache, re
     return Readable(file, str(copy or file.path), digest, began_ns)
 
 
-def _tokenize(
-    job: PrepareJob, train: Sequence[Readable], validation: Sequence[Readable], folder: Path, name: str, report: _Reporter
+def tokenize_files(
+    job: PrepareJob, train: Sequence[Readable], validation: Sequence[Readable], folder: Path, name: str, report: "Reporter"
 ) -> PreparedData:
+    """Token shards of the files in `folder`, under the fingerprint `name`; nothing is published and nothing is refused for its rows.
+
+    Raises:
+        DataError, RequestError: see `prepare_data`.
+    """
     encoder, data = make_encoder(job.tokenizer_source, job.rules), job.data
     has_mask = data.prompt_field is not None or (data.messages_field is not None and encoder.chat_has_assistant_mask)
     work = (FirstRules if job.rules == 1 else Tokenizing)(encoder, data, has_mask, job.vocab_size)
@@ -156,11 +151,12 @@ def _result(
 ) -> PreparedData:
     train, validation = indexes
     dropped = work.dropped + makers[0].dropped + makers[1].dropped
-    notes = [*work.notes, *encoder.notes, *notices(dropped, work.remarks, work.bad_rows, work.num_bad_rows)]
+    remarks = [*encoder.notes, *notices(dropped, work.remarks, work.bad_rows, work.num_bad_rows)]
     if job.data.messages_field is not None and not encoder.chat_has_assistant_mask:
-        notes.append("the chat template does not mark the assistant's words, so that the loss covers whole conversations")
+        remarks.append(CHAT_LOSS)
     if job.data.validation is not None and not validation.num_rows:
-        notes.append("no row was held out for validation: there are too few documents for the fraction")
+        remarks.append(NONE_HELD_OUT)
+    notes = [*work.notes, *(remark.text for remark in remarks)]
     return PreparedData(
         fingerprint=name,
         train_dir="",
@@ -182,6 +178,7 @@ def _result(
         num_files=len(sources),
         size_bytes=sum(file.size_bytes for file in sources),
         encoding=_encoding(job, encoder),
+        remarks=tuple(remarks),
         notes=tuple(notes[:20]) + ((f"and {len(notes) - 20} notes more",) if len(notes) > 20 else ()),
     )
 
@@ -193,58 +190,22 @@ def _encoding(job: PrepareJob, encoder: Encoder) -> dict[str, str]:
     return {**encoding_of(job.tokenizer_source, chat=job.data.messages_field is not None), **encoder.identity}
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel for SIGKILL when the parent dies; leave at once if it already has."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:
-        os._exit(3)
-
-
-def _leave_at_end_of_input() -> None:
-    """Reads the bare descriptor: a thread inside a buffered reader makes the interpreter abort when it ends."""
-    while os.read(0, 4_096):
-        pass
-    os._exit(3)
-
-
-def main() -> None:
-    """Read the job, do it, answer."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)
-    job = PrepareJob.model_validate_json(sys.stdin.buffer.readline())
-    die_with_parent(job.parent_pid)
-    threading.Thread(target=_leave_at_end_of_input, daemon=True).start()
-    answer = _answer(job, lambda progress: _say(answers, {"progress": progress.model_dump(mode="json")}))
-    _say(answers, answer)
-    answers.close()
-    os._exit(0)
-
-
-def _say(answers: TextIO, message: dict[str, Any]) -> None:
-    answers.write(json.dumps(message) + "\n")
-
-
-def _answer(job: PrepareJob, on_progress: Callable[[PrepareProgress], None]) -> dict[str, Any]:
+def _work(line: bytes, say: Say) -> dict[str, Any]:
+    job = PrepareJob.model_validate_json(line)
     try:
-        return {"prepared": prepare_here(job, on_progress).model_dump(mode="json")}
-    except MemError as error:
-        return {"error": error_to_json(error)}
+        return prepare_here(job, lambda progress: say(progress.model_dump(mode="json"))).model_dump(mode="json")
     except OSError as error:  # sources raise DataError by themselves
-        unfit = StoreUnavailable(
+        raise StoreUnavailable(
             f"prepared data cannot be written: {error.strerror}",
             field="cache",
             value=job.cache_dir,
             remedy="Free disk space or allow writing",
-        )
-        return {"error": error_to_json(unfit)}
+        ) from error
 
 
-def error_to_json(error: MemError) -> dict[str, Any]:
-    """An error on its way to another process."""
-    return {
-        "kind": type(error).__name__, "problem": error.problem, "remedy": error.remedy,
-        "field": error.field, "value": error.value, "bound": error.bound,
-    }  # fmt: skip
+def main() -> None:
+    """Answer the parent."""
+    answer_parent(_work)
 
 
 if __name__ == "__main__":

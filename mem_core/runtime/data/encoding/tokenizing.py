@@ -56,7 +56,7 @@ class Tokenizing:
         self._waiting_chars = 0
         self._long: PartedText | None = None
         self._parts: deque[Waiting] = deque()
-        self._first_part: Waiting | None = None  # of a long document that gives one row only, which goes where its first part went
+        self._first_part: Waiting | None = None  # a document that gives one row only goes where its first part goes
         self._beginning: Tokens = np.zeros(0, np.uint32)
         self._seen_training_unit = False
         self._specials = tuple({*encoder.prefix, *((encoder.eos_token_id,) if encoder.eos_token_id is not None else ())})
@@ -126,29 +126,30 @@ class Tokenizing:
                 self._take_text(item, next(plain))
 
     def _take_part(self, item: Waiting) -> None:
-        if self._long is None or item.unit.first:
+        """Chunks are rows by themselves. Otherwise only the beginning of a document is one, and what is beyond it need not be encoded."""
+        if item.unit.first:
             self.flush()
-            self._long = self._encoder.parted()
-        self._parts.append(item)
+            self._long, self._first_part, self._beginning = self._encoder.parted(), item, self._beginning[:0]
+            self._parts.clear()
+        assert self._long is not None
+        assert self._first_part is not None
+        in_chunks = self._data.long_documents == "chunk"
+        if in_chunks or self._beginning.size <= self._data.sequence_length:
+            self._parts.append(item)
+            for tokens in self._encoded_parts(self._long, item):
+                part = self._parts.popleft()
+                if in_chunks:
+                    self._take_text(part, tokens)
+                else:
+                    self._beginning = np.concatenate([self._beginning, tokens])
+        if item.unit.last and not in_chunks:
+            self._take_text(replace(self._first_part, unit=replace(item.unit, first=True)), self._beginning)
+
+    def _encoded_parts(self, long: PartedText, item: Waiting) -> list[Tokens]:
         try:
-            complete = self._long.add(item.unit.document.text, item.unit.last)
+            return long.add(item.unit.document.text, item.unit.last)
         except CannotBeCut as exc:
             raise self._cannot_be_cut([item], exc) from exc
-        if item.unit.last:
-            self._long = None
-        for tokens in complete:
-            self._take_complete_part(self._parts.popleft(), tokens)
-
-    def _take_complete_part(self, item: Waiting, tokens: Tokens) -> None:
-        """Chunks are rows by themselves; otherwise only the beginning of the document is one, and what is beyond it need not be kept."""
-        if self._data.long_documents == "chunk":
-            self._take_text(item, tokens)
-            return
-        self._first_part = item if item.unit.first else self._first_part
-        if item.unit.first or self._beginning.size <= self._data.sequence_length:
-            self._beginning = tokens if item.unit.first else np.concatenate([self._beginning, tokens])
-        if item.unit.last and self._first_part is not None:
-            self._take_text(replace(self._first_part, unit=replace(item.unit, first=True)), self._beginning)
 
     def _take_chat(self, item: Waiting) -> None:
         try:

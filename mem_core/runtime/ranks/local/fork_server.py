@@ -12,6 +12,7 @@ gone (negative: killed by that signal), so that each child has its own channel a
 import contextlib
 import os
 import signal
+import stat
 import sys
 
 from mem_core.infrastructure.machine.process_ties import die_with_parent
@@ -101,7 +102,7 @@ def _run_child(link, control_fd: int, exit_fd: int, order: dict[str, str]) -> No
         link.close()
         os.close(exit_fd)
         os.setsid()
-        log_fd = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        log_fd = _open_log(order["log"])
         os.dup2(log_fd, 1)
         os.dup2(log_fd, 2)
         os.close(log_fd)
@@ -122,6 +123,14 @@ def _run_child(link, control_fd: int, exit_fd: int, order: dict[str, str]) -> No
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _open_log(path: str) -> int:
+    """The child's log, for its owner alone. What is no plain file under that name is set aside: opening a pipe would wait for ever."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            os.rename(path, f"{path}.not-a-file-{os.getpid()}")
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o600)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from mem_core.domain.errors import EnvironmentUnfit
 from mem_core.infrastructure.machine.process_facts import tail
+from mem_core.infrastructure.storage.writing import open_to_append
 
 PRELOAD = ("mem_core.runtime.ranks.worker.preload",)
 
@@ -161,7 +162,7 @@ class ForkServer:
             str(os.getpid()),
             *self._preload,
         ]
-        with self.own_log.open("ab") as log:
+        with open_to_append(self.own_log) as log:
             return subprocess.Popen(
                 program,
                 env=self._environment,

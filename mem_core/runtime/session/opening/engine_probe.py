@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 from mem_core.domain.environment import EngineObservation, EngineProblem
 from mem_core.domain.errors import MemError
@@ -27,11 +28,14 @@ def probe_engine(request: RuntimeRequest, settings: Settings, limit_s: float = L
     if not (model or config):
         return None
     try:
-        local = with_model_at_hand(request, settings)
+        source = with_model_at_hand(request, settings).model.source
     except MemError:
         return None
     dtype = "float32" if request.model.dtype == "auto" else request.model.dtype
-    order = json.dumps({"request": local.model_dump(mode="json"), "dtype": dtype, "model": model, "config": config})
+    if model:
+        source = str(Path(source).absolute())  # the child stands in a folder of its own
+    asked = request.model_dump(mode="json") | {"model": request.model.model_dump(mode="json") | {"source": source}}
+    order = json.dumps({"request": asked, "dtype": dtype, "model": model, "config": config})
     with tempfile.TemporaryDirectory(prefix="mem-probe-", ignore_cleanup_errors=True) as folder:
         names = ("TMPDIR", "TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME", "HF_HOME")
         extra = dict.fromkeys(names, folder) | {"PYTHONDONTWRITEBYTECODE": "1"}

@@ -1,14 +1,18 @@
 """What must be ready before the first step: DeepSpeed's ops and the token shards. Each is made once and found again at once."""
 
+import contextlib
 from collections.abc import Callable
+from pathlib import Path
 
-from mem_core.core.run.record import RunRecord
-from mem_core.domain.errors import EnvironmentUnfit
+from mem_core.core.run.record import RunRecord, read_record
+from mem_core.domain.environment import DataNumbers
+from mem_core.domain.errors import EnvironmentUnfit, NoValidCheckpoint
 from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.machine.build import executable_problem, remove_stale_locks
 from mem_core.infrastructure.settings import Settings, child_environment
 from mem_core.infrastructure.telemetry.progress import PreparingView, Progress
 from mem_core.runtime.data.encoding.prepare import prepare_data
+from mem_core.runtime.data.look.first_look import look_at_data
 from mem_core.runtime.data.values import PreparedData, PrepareProgress
 from mem_core.runtime.deepspeed.programs.build_ops import ops_needed
 from mem_core.runtime.deepspeed.programs.build_watch import BuildWatch, build_command, watch_build
@@ -58,6 +62,16 @@ def with_model_at_hand(request: RuntimeRequest, settings: Settings) -> RuntimeRe
     """What ranks are given: they never fetch a model themselves."""
     source = at_hand(request.model.source, settings.model_cache_dir)
     return request.model_copy(update={"model": request.model.model_copy(update={"source": source})})
+
+
+def look_at_rows(request: RuntimeRequest, settings: Settings, vocab_size: int | None, run_folder: Path) -> DataNumbers:
+    """The doctor's look at the data, under the rules of the run that is in `run_folder`, where one is."""
+    record = None
+    with contextlib.suppress(NoValidCheckpoint):  # whose record is damaged is told by whoever takes the run
+        record = read_record(run_folder)
+    rules = CURRENT_RULES if record is None else rules_of(record.encoding)
+    tokenizer = at_hand(request.model.source, settings.model_cache_dir)
+    return look_at_data(request.data, tokenizer, vocab_size, settings.data_cache_dir, rules)
 
 
 def prepare_tokens(

@@ -1,0 +1,48 @@
+"""What preparation counted reaches journal, result and report: rows that were skipped, left out or cut are named, never silent."""
+
+from pathlib import Path
+
+from mem_core.core.run.fold import fold_result
+from mem_core.core.run.run_report import load_report_data
+from mem_core.core.run.state_manager import StateManager
+from mem_core.domain.events import DataPrepared
+from mem_core.domain.request import DataSection
+from mem_core.infrastructure.telemetry.report import render_report
+from mem_core.runtime.data.encoding.tokenize_process import prepare_here
+from mem_core.runtime.data.values import PreparedData, PrepareJob
+
+
+def prepared(tmp_path: Path) -> PreparedData:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "' + "p" * 300 + '", "completion": "a"}\n[]\n\n' + '{"prompt": "2+2=", "completion": "4"}\n' * 3)
+    data = DataSection(
+        train=(str(path),), validation=None, prompt_field="prompt", completion_field="completion", on_bad_row="skip", packing=False
+    )
+    job = PrepareJob(data=data, tokenizer_source="preset:llama-nano", vocab_size=None, cache_dir=tmp_path / "cache", parent_pid=0)
+    return prepare_here(job, lambda progress: None)
+
+
+def test_counts_reach_result_and_report(tmp_path: Path) -> None:
+    state = StateManager.acquire(tmp_path, "run")
+    state.start_attempt(None)
+    assert fold_result(state.lines()).data is None
+    state.emit(DataPrepared(data=prepared(tmp_path).summary()))
+    told = fold_result(state.lines()).data
+    state.release()
+    assert told is not None
+    assert (told.num_documents, told.num_sequences, told.num_bad_rows) == (4, 4, 1)
+    assert told.bad_rows == (f"{tmp_path}/rows.jsonl:2: a list where an object is due",)
+    assert told.dropped_rows == {"blank_lines": 1}
+    page = render_report(load_report_data(tmp_path / "run"))
+    assert "<h2>Data</h2>" in page
+    assert "4 documents of 1 file make 4 sequences" in page
+    told = ("rows.jsonl:2: a list where an object is due", "blank lines", "the beginning of the prompt gave way", "1 bad row was skipped")
+    for words in told:
+        assert words in page
+
+
+def test_a_journal_of_an_older_version_has_no_such_part(tmp_path: Path) -> None:
+    state = StateManager.acquire(tmp_path, "run")
+    state.start_attempt(None)
+    state.release()
+    assert "<h2>Data</h2>" not in render_report(load_report_data(tmp_path / "run"))
