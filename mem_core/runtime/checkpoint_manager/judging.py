@@ -92,9 +92,11 @@ class Judge:
         )
 
     def is_stranger(self, step: int) -> bool:
-        """Whether what lies at a step is whole and another run's."""
+        """Whether what lies at a step is another run's, or may be good for somebody who has another key: nothing of ours to throw away."""
         try:
             present = self.catalog.read(step)
+        except SignatureRefused:
+            return True
         except (FileNotFoundError, ManifestDamaged):
             return False
         return present.manifest.run_id != self.run_id or bool(self.belonging(present).foreign)

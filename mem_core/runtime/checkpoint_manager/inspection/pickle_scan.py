@@ -146,12 +146,12 @@ def scan_pickle(program: bytes, allowed_globals: frozenset[str] = DEFAULT_ALLOWE
     return tuple(reasons)
 
 
-# What stands on the stack, as far as it matters: a name that was looked up (a class or function), what a call made of one, the rest.
-_Kind = Literal["named", "made", "plain", "mark"]
+# What stands on the stack, as far as it matters: a name that was looked up (a class or function), what a call made of one, tuples, the rest.
+_Kind = Literal["named", "made", "tuple", "plain", "mark"]
 # Opcode -> how many it takes off and what it puts on. "to mark" are those that take all down to the last mark.
 _FIXED: dict[str, tuple[int, _Kind | None]] = {
     "PROTO": (0, None), "STOP": (1, None), "MARK": (0, "mark"), "GLOBAL": (0, "named"), "BINPERSID": (1, "made"),
-    "TUPLE1": (1, "plain"), "TUPLE2": (2, "plain"), "TUPLE3": (3, "plain"),
+    "TUPLE1": (1, "tuple"), "TUPLE2": (2, "tuple"), "TUPLE3": (3, "tuple"), "EMPTY_TUPLE": (0, "tuple"),
 }  # fmt: skip
 _TO_MARK = frozenset({"TUPLE", "APPENDS", "SETITEMS"})
 
@@ -180,9 +180,8 @@ class _Stack:
                 if self._items.pop() != "named":
                     return False
                 self._items.append("made")
-            case "BUILD":
-                self._items.pop()
-                return self._items[-1] == "made"
+            case "BUILD":  # a state that is a tuple sets attributes one by one, `__class__` among them
+                return self._items.pop() != "tuple" and self._items[-1] == "made"
             case "APPEND" | "SETITEM":
                 del self._items[-1 if opcode == "APPEND" else -2 :]
                 return self._items[-1] in ("made", "plain")
@@ -190,7 +189,8 @@ class _Stack:
                 while self._items.pop() != "mark":
                     pass
                 if opcode == "TUPLE":
-                    self._items.append("plain")
+                    self._items.append("tuple")
+                    return True
                 return self._items[-1] in ("made", "plain")
             case _:
                 takes, puts = _FIXED.get(opcode, (0, "plain"))
