@@ -146,7 +146,7 @@ def scan_pickle(program: bytes, allowed_globals: frozenset[str] = DEFAULT_ALLOWE
     return tuple(reasons)
 
 
-# What stands on the stack, as far as it matters: a name that was looked up (a class or function), what a call made of one, tuples, the rest.
+# What stands on the stack, as far as it matters: a name that was looked up (class or function), what a call made of one, tuples, the rest.
 _Kind = Literal["named", "made", "tuple", "plain", "mark"]
 # Opcode -> how many it takes off and what it puts on. "to mark" are those that take all down to the last mark.
 _FIXED: dict[str, tuple[int, _Kind | None]] = {
