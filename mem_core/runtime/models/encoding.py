@@ -68,6 +68,16 @@ def encoding_of(source: str, cache_dir: Path | None = None, *, chat: bool = Fals
     }
 
 
+def architecture_identity(source: str, cache_dir: Path | None = None) -> str:
+    """SHA-256 of what decides how a folder's model computes: its configuration and the library that reads it.
+
+    Raises:
+        RequestError: no such folder, or no configuration in it.
+    """
+    config = read_config(local_model_folder(source, cache_dir), source)
+    return hashlib.sha256(json.dumps([config, _version("transformers")], sort_keys=True, default=str).encode()).hexdigest()
+
+
 def rules_of(encoding: Encoding) -> int:
     """Under which rules a run prepares its rows, by the encoding in its record: one that names none was born under the first."""
     return int(encoding.get("rules", "1"))
