@@ -11,10 +11,10 @@ from mem_core.domain.request import DataSection
 from mem_core.runtime.data.child import Say, answer_parent
 from mem_core.runtime.data.encoding.acceptance import check_prepared
 from mem_core.runtime.data.encoding.cache import HashCache, encoding_for, fingerprint, load_prepared, publish, staging_folder
-from mem_core.runtime.data.encoding.earlier_rules import FirstRules
+from mem_core.runtime.data.encoding.earlier_rules import FirstRules, SecondRules
 from mem_core.runtime.data.encoding.encoder import Encoder
 from mem_core.runtime.data.encoding.encoders import make_encoder
-from mem_core.runtime.data.encoding.forms import row_form
+from mem_core.runtime.data.encoding.forms import remember_apart, row_form
 from mem_core.runtime.data.encoding.notices import CHAT_LOSS, NONE_HELD_OUT, coverage, notices
 from mem_core.runtime.data.encoding.sequences import rows_for
 from mem_core.runtime.data.encoding.tokenizing import Target, Tokenizing
@@ -44,6 +44,7 @@ def prepare_here(job: PrepareJob, on_progress: OnProgress) -> PreparedData:
         cached = load_prepared(job.cache_dir, name)
         if cached is not None:
             return cached
+        remember_apart(job)
         prepared = tokenize_files(job, readable[: len(train)], readable[len(train) :], folder, name, report)
         changed = [file.source.path for file in readable if not unchanged(file.source)]
         if changed:
