@@ -133,7 +133,7 @@ def _columns_in(file: BinaryIO, limit_bytes: int) -> Columns:
     with np.load(file, allow_pickle=False) as stored:
         columns: Columns = {name: stored[name].astype(dtype, casting="same_kind") for name, dtype in METRIC_DTYPES.items()}
         zeros = np.zeros_like(columns["loss"])
-        optional = {name: stored[name] if name in stored else zeros for name in OPTIONAL_DTYPES}
+        optional = {name: stored.get(name, zeros) for name in OPTIONAL_DTYPES}
         return columns | {name: values.astype(OPTIONAL_DTYPES[name], casting="same_kind") for name, values in optional.items()}
 
 

@@ -134,6 +134,7 @@ def _start_of(template: Template, whole: Rendered, messages: Sequence[Message], 
         return len(prompt)
     # A prompt may hold more than the turn does in the whole, such as an opened thought: then the words must follow at once.
     start = end_char(whole, common(template.rendered(prompt).ids, whole.ids), template)
+    _refuse_lost_words(whole.text[start:limit], messages[number], number)
     words = _squeezed(_words_of(messages[number]))
     if not words or not _squeezed(whole.text[start:limit]).startswith(words):
         raise _ambiguous(number, "up to where it begins, the conversation is rendered otherwise")
