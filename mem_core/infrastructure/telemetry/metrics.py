@@ -26,7 +26,7 @@ METRIC_DTYPES: dict[str, type[np.generic]] = {
     "peak_bytes": np.int64,
 }
 OPTIONAL_DTYPES: dict[str, type[np.generic]] = {"added_loss": np.float64}
-"""Columns of some runs; zero where a file has none."""
+"""Columns of some runs; zero for segments without them."""
 _DTYPES = METRIC_DTYPES | OPTIONAL_DTYPES
 _NAME = re.compile(r"^step-(\d{9,})\.npz$")
 _LIMIT_BYTES = 1 << 30
@@ -90,7 +90,11 @@ def read_metrics_and_notes(folder: Path, up_to_step: int | None = None) -> tuple
             parts.append(read_segment_metrics(path))
         except (OSError, ValueError) as exc:
             notes.append(f"{path.name} left out: {type(exc).__name__}: {why(exc)}"[:300])
-    columns: Columns = {name: np.concatenate([np.empty(0, dtype), *(part[name] for part in parts)]) for name, dtype in _DTYPES.items()}
+    met = {name: dtype for name, dtype in _DTYPES.items() if name in METRIC_DTYPES or any(name in part for part in parts)}
+    columns: Columns = {
+        name: np.concatenate([np.empty(0, dtype), *(part.get(name, np.zeros_like(part["loss"])) for part in parts)])
+        for name, dtype in met.items()
+    }
     batch_index = columns["batch_index"]
     if batch_index.size and not np.all(np.diff(batch_index.astype(np.int64)) > 0):
         _, last_first = np.unique(batch_index[::-1], return_index=True)
@@ -131,10 +135,8 @@ def _columns_in(file: BinaryIO, limit_bytes: int) -> Columns:
             raise ValueError("it would unpack to more than a segment can have")
     file.seek(0)
     with np.load(file, allow_pickle=False) as stored:
-        columns: Columns = {name: stored[name].astype(dtype, casting="same_kind") for name, dtype in METRIC_DTYPES.items()}
-        zeros = np.zeros_like(columns["loss"])
-        optional = {name: stored.get(name, zeros) for name in OPTIONAL_DTYPES}
-        return columns | {name: values.astype(OPTIONAL_DTYPES[name], casting="same_kind") for name, values in optional.items()}
+        met = [*METRIC_DTYPES, *(name for name in OPTIONAL_DTYPES if name in stored)]
+        return {name: stored[name].astype(_DTYPES[name], casting="same_kind") for name in met}
 
 
 def spike_indices(values: NDArray[np.floating], max_points: int = 2_000) -> NDArray[np.int64]:

@@ -120,7 +120,9 @@ class RowMaker:
         self._waiting = tokens.size - used
 
     def _write(self, tokens: NDArray[np.integer], lengths: NDArray[np.int64], mask: Mask | None) -> None:
-        self.dropped["rows_without_trained_label"] += _write_trained(self._writer, tokens, lengths, mask)
+        without = _write_trained(self._writer, tokens, lengths, mask)
+        if without:
+            self.dropped["rows_without_trained_label"] += without
 
 
 def _write_trained(writer: ShardWriter, tokens: NDArray[np.integer], lengths: NDArray[np.int64], mask: Mask | None) -> int:

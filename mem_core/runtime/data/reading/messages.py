@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, cast
 
-from mem_core.runtime.data.reading.refused import FileRefused, RowRefused
+from mem_core.runtime.data.reading.refused import KINDS, FileRefused, RowRefused
 
 Message = dict[str, Any]
 _UNREAD_COLUMNS = ("functions", "documents", "images", "image", "videos", "video", "audios", "audio")
@@ -20,7 +20,7 @@ def read_messages(messages: Any, field: str, line: int, hint: str = "") -> list[
         RowRefused: they are none. FileRefused: they hold what is not supported, which would be lost in silence.
     """
     if not isinstance(messages, list) or not messages:
-        kind = "an empty list" if messages == [] else f"of type {type(messages).__name__}"
+        kind = "an empty list" if messages == [] else KINDS[type(messages)]
         raise RowRefused(f"field '{field}' is {kind}, not a list of messages", hint)
     for position, message in enumerate(cast("list[Any]", messages)):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):

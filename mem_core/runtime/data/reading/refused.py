@@ -1,5 +1,7 @@
 """Why a row, or a whole file of rows, cannot be used."""
 
+KINDS = {list: "a list", str: "a string", int: "a number", float: "a number", bool: "true or false", type(None): "null", dict: "an object"}
+
 
 class FileRefused(ValueError):
     """The file cannot be used as rows at all, or holds rows that must not be passed over: no count of bad rows would say what is lost."""

@@ -8,13 +8,12 @@ from typing import Any
 from mem_core.domain.request import DataSection
 from mem_core.runtime.data.reading.hints import fitting_setting
 from mem_core.runtime.data.reading.messages import Message, read_messages, read_tools
-from mem_core.runtime.data.reading.refused import FileRefused, RowRefused
+from mem_core.runtime.data.reading.refused import KINDS, FileRefused, RowRefused
 from mem_core.runtime.models.encoding import CURRENT_RULES
 
 _BOM = b"\xef\xbb\xbf"
 _CHAT_EXTRAS = ("tools", "functions", "documents")
 _UNSUPPORTED = "Leave the rows with {} out, or render them yourself and give them as prompt and completion"
-_KINDS = {list: "a list", str: "a string", int: "a number", float: "a number", bool: "true or false", type(None): "null", dict: "an object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +155,7 @@ def _object(line: bytes, offset: int) -> dict[str, Any]:
     except (RecursionError, ValueError) as exc:
         raise RowRefused(f"not usable JSON: {exc}") from exc
     if not isinstance(row, dict):
-        raise RowRefused(f"{_KINDS[type(row)]} where an object is due")
+        raise RowRefused(f"{KINDS[type(row)]} where an object is due")
     return row
 
 
@@ -170,7 +169,7 @@ def _text(row: dict[str, Any], field: str, blank_allowed: bool = False) -> str:
         raise RowRefused(f"field '{field}' is missing; the row has {_names(row)}", fitting_setting(row))
     value = row[field]
     if not isinstance(value, str):
-        raise RowRefused(f"field '{field}' is {_KINDS[type(value)]}, not a string")
+        raise RowRefused(f"field '{field}' is {KINDS[type(value)]}, not a string")
     if not value.strip() and not blank_allowed:
         raise RowRefused(f"field '{field}' is {'blank' if value else 'empty'}")
     return _encodable(value, field)
@@ -191,7 +190,7 @@ def _messages(row: dict[str, Any], field: str) -> list[dict[str, Any]]:
     if field not in row:
         raise RowRefused(f"field '{field}' is missing; the row has {_names(row)}", fitting_setting(row))
     if not isinstance(messages, list) or not messages:
-        raise RowRefused(f"field '{field}' is {'an empty list' if messages == [] else _KINDS[type(messages)]}, not a list of messages")
+        raise RowRefused(f"field '{field}' is {'an empty list' if messages == [] else KINDS[type(messages)]}, not a list of messages")
     for position, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
             raise RowRefused(f"message {position} of '{field}' needs a role and a content that are strings", fitting_setting(row))
