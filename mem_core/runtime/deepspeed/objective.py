@@ -130,6 +130,6 @@ def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Te
     """Cross-entropy of logits [rows, tokens, vocabulary] against unshifted labels [rows, tokens], summed over labels that count."""
     # Labels are moved instead of logits: a slice of the logits would be copied, forward and backward.
     targets = functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
-    return functional.cross_entropy(
-        logits.reshape(-1, logits.shape[-1]).float(), targets.reshape(-1), ignore_index=IGNORED_LABEL, reduction="sum"
-    )
+    flat = logits.reshape(-1, logits.shape[-1])
+    precise = flat if flat.dtype == torch.float64 else flat.float()
+    return functional.cross_entropy(precise, targets.reshape(-1), ignore_index=IGNORED_LABEL, reduction="sum")
