@@ -26,7 +26,7 @@ ARCHITECTURES: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
         "gpt_neo": {
             "hidden_size": 16, "num_layers": 2, "num_heads": 2, "intermediate_size": 32, "attention_types": [[["global", "local"], 1]],
         },
-        "opt": {**{name: _WIDE[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")}, "ffn_dim": 32, "word_embed_proj_dim": 16},
+        "opt": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 32, "word_embed_proj_dim": 16},
         "bloom": {"hidden_size": 16, "n_layer": 2, "n_head": 2},
         "falcon": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
         "gpt_oss": {**_EXPERTS, "layer_types": ["sliding_attention", "full_attention"]},
@@ -45,7 +45,8 @@ def model_folder(folder: Path, model_type: str, family: str = "ChatML", dtype: s
     ends = {name: None for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     positions = {"n_positions" if model_type == "gpt2" else "max_position_embeddings": 512}
     asked = {**ARCHITECTURES[model_type], **positions, **ends, **settings}
-    config = CONFIG_MAPPING[model_type](vocab_size=vocabulary, **asked)
+    made: Any = CONFIG_MAPPING[model_type]
+    config = made(vocab_size=vocabulary, **asked)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager")

@@ -7,7 +7,7 @@ another class with these four methods, chosen in `objective_of`: preferences (DP
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ class ModelOutput(Protocol):
     """
 
     logits: torch.Tensor
+    router_logits: Sequence[torch.Tensor]
 
 
 Forward = Callable[..., ModelOutput]
@@ -100,17 +101,17 @@ class NextToken:
 
     def loss(self, forward: Forward, batch: Batch) -> SummedLoss:
         """The model is never given labels, so that nothing of its own is added unseen."""
-        inputs = {"input_ids": batch.input_ids}
+        inputs: dict[str, Any] = {"input_ids": batch.input_ids}
         if batch.attention_mask is not None:
             inputs["attention_mask"] = batch.attention_mask
-        if batch.position_ids is not None:
-            inputs["position_ids"] = batch.position_ids
+        if batch.position_ids is not None:  # with a cache, transformers would not look for documents in the positions
+            inputs |= {"position_ids": batch.position_ids, "use_cache": False}
         output, labels = forward(**inputs), labels_of(batch)
         tokens = summed_cross_entropy(output.logits, labels)
         if self.router is None:
             return SummedLoss(tokens)
         weights = (labels[:, 1:] != IGNORED_LABEL).sum(dim=1)
-        return SummedLoss(tokens, self.router.summed(output.router_logits, batch.real_lengths, weights))  # type: ignore[attr-defined]
+        return SummedLoss(tokens, self.router.summed(output.router_logits, batch.real_lengths, weights))
 
 
 def objective_of(request: RuntimeRequest, pad_token_id: int, router: RouterLoss | None = None, *, apart: bool = False) -> Objective:

@@ -36,8 +36,10 @@ class Rendered:
 class Template(Protocol):
     """A chat template with the tokenizer behind it. Its calls raise ChatRefused where it does not take the messages."""
 
-    has_prompt: bool
-    """Whether it writes something of its own where an answer is due."""
+    @property
+    def has_prompt(self) -> bool:
+        """Whether it writes something of its own where an answer is due."""
+        ...
 
     def text(self, messages: Sequence[Message], *, prompt: bool = False) -> str:
         """The rendering; `prompt`: up to where the next answer begins."""
