@@ -152,6 +152,17 @@ def test_a_run_that_was_born_without_an_added_loss_goes_on_without_it_and_says_s
     assert "goes on without it" in finding.remedy
 
 
+def test_a_router_s_loss_is_told_and_a_run_that_was_born_without_it_goes_on_without_it() -> None:
+    routed = NANO.model_copy(update={"router_loss": True})
+    asked = parsed({"model": {"source": "/m"}})
+    without = SavedRun(num_ranks=1, zero_stage=1, step=50)
+    with_it = without.model_copy(update={"router_loss": True})
+    for saved, severity, words in ((None, "notice", "trained on"), (with_it, "notice", "trained on"), (without, "warning", "born without")):
+        report = EnvironmentDoctor().examine(asked, machine(saved=saved), routed)
+        (finding,) = [finding for finding in report.findings if finding.check == "model.source"]
+        assert (finding.severity, words in finding.observed, report.failures) == (severity, True, ())
+
+
 def test_chaos_is_left_out_aloud_wherever_a_run_is_examined() -> None:
     """Under `mem train` and in a deployment alike: the doctor task prints its notices."""
     report = EnvironmentDoctor().examine(parsed({"chaos": {"at_steps": [5]}}), machine(), NANO)
