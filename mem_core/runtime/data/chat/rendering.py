@@ -31,7 +31,8 @@ class Rendering:
     @classmethod
     def of(cls, tokenizer: Any, template: str, options: dict[str, Any]) -> "Rendering":
         """`template` is the text of the one that is rendered, `options` what it is always called with."""
-        added = {number for number, token in tokenizer.added_tokens_decoder.items() if not str(token).isspace()}
+        known = getattr(tokenizer, "added_tokens_decoder", {})
+        added = {number for number, token in known.items() if not str(token).isspace()}
         fast = bool(getattr(tokenizer, "is_fast", False))
         return cls(tokenizer, options, frozenset(added | set(tokenizer.all_special_ids)), "add_generation_prompt" in template, fast)
 

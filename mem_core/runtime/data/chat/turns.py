@@ -135,12 +135,16 @@ def _start_of(template: Template, whole: Rendered, messages: Sequence[Message], 
     if whole.text.startswith(prompt):
         return len(prompt)
     # A prompt may hold more than the turn does in the whole, such as an opened thought: then the words must follow at once.
-    start = end_char(whole, common(template.rendered(prompt).ids, whole.ids), template)
-    _refuse_lost_words(whole.text[start:limit], messages[number], number)
+    same = common(template.rendered(prompt).ids, whole.ids)
+    marks = [place for place in range(same) if template.is_mark(int(whole.ids[place]))]
+    _refuse_lost_words(whole.text[:limit], messages[number], number)
     words = _squeezed(_words_of(messages[number]))
-    if not words or not _squeezed(whole.text[start:limit]).startswith(words):
-        raise _ambiguous(number, "up to where it begins, the conversation is rendered otherwise")
-    return start
+    for tokens in (same, marks[-1] + 1 if marks else 0):  # words may begin like what the prompt holds more
+        start = end_char(whole, tokens, template)
+        follows = _squeezed(whole.text[start:limit]).startswith(words) if words else template.is_mark(int(whole.ids[tokens]))
+        if follows:
+            return start
+    raise _ambiguous(number, "up to where it begins, the conversation is rendered otherwise")
 
 
 def _after_header(template: Template, whole: Rendered, before: Sequence[Message], number: int) -> int:
