@@ -156,7 +156,7 @@ def _result(
     sources: Sequence[SourceFile],
 ) -> PreparedData:
     train, validation = indexes
-    remarks = [*encoder.notes, *told, *notices(work.dropped, work.remarks, work.bad_rows, work.num_bad_rows)]
+    remarks = [*encoder.notes, *notices(work.dropped, work.remarks, work.bad_rows, work.num_bad_rows), *told]
     if job.rules < 3 and job.data.messages_field is not None and not encoder.chat_has_assistant_mask:
         remarks.append(CHAT_LOSS)
     if job.data.validation is not None and not validation.num_rows:
