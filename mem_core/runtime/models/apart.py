@@ -6,10 +6,11 @@ depends on its configuration and on the library's version, so that no list of na
 configuration is run on two documents together and apart.
 """
 
+import inspect
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from mem_core.runtime.models.build import attention_of, config_of
+from mem_core.runtime.models.build import config_of, random_model
 from mem_core.runtime.ranks.worker.classify import memory_kind
 
 if TYPE_CHECKING:
@@ -37,17 +38,10 @@ def why_not_apart(source: str) -> str:
     Raises:
         RequestError: transformers cannot use its config.
     """
-    import inspect
-
-    import torch
-    from transformers import AutoModelForCausalLM
-
     config = config_of(source)
     try:
         _make_small(config)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            model: Any = AutoModelForCausalLM.from_config(config, attn_implementation=attention_of(config)).float().eval()
+        model: Any = random_model(config)
         if "position_ids" not in inspect.signature(model.forward).parameters:
             return "it takes no positions"
         return "" if _is_apart(model) else "tokens of one document see those before it"

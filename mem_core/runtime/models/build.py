@@ -69,6 +69,16 @@ def build_skeleton(source: str, cache_dir: Path | None = None) -> "torch.nn.Modu
         raise _unusable("the model cannot be built", exc, source, "Give a causal language model that transformers knows by itself") from exc
 
 
+def random_model(config: Any) -> "torch.nn.Module":
+    """A model of a configuration with weights from one seed, in float32 and in evaluation mode; torch's random state is left as it was."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(config, attn_implementation=attention_of(config)).float().eval()
+
+
 def load_tokenizer(source: str, cache_dir: Path | None = None) -> Any:
     """The model's Hugging Face tokenizer; bytes for presets. Code of the model's own is never run.
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mem_core.domain.errors import InternalError
+from mem_core.infrastructure.storage.reading import read_regular_text
+from mem_core.runtime.models.configuration import LIMIT_BYTES
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +33,7 @@ def is_computable(model_type: str) -> bool:
         return False
     path = Path(spec.origin).parent / "models" / model_type / f"modeling_{model_type}.py"
     try:
-        source = path.read_text(encoding="utf-8")
+        source = read_regular_text(path, LIMIT_BYTES)
     except OSError:
         return False
     if not all(f"self.{name}" in source for name in (_COEFFICIENT, *_NUMBERS)) or f"def {_FORMULA}(" not in source:
