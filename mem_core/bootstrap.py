@@ -212,7 +212,8 @@ def prepare(held: Held) -> Prepared:
         model = describe_model(held.request.model.source, order.settings.model_cache_dir)
         data = prepare_tokens(held.request, order.settings, model.vocab_size, order.progress, record)
     if record is None:
-        record = _born(held.request, environment, data, model)
+        numbers = read_model_numbers(held.request.model.source, order.settings.model_cache_dir)
+        record = _born(held.request, environment, data, model).model_copy(update={"router_loss": numbers.router_loss})
         _refuse_other_life(held, record)  # before the folder says whose it is
         state.write_record(record)
     else:

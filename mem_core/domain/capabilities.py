@@ -158,10 +158,10 @@ UNSUPPORTED = (
         id="added_loss",
         asks=_added_loss,
         why="this model adds a part of its own to the loss, which is not supported yet: it would not be trained on",
-        allowed="a model whose loss is the cross-entropy of its logits alone",
-        way_out="Switch it off in the model's config.json (output_router_logits: false, a coefficient of 0): it is then not asked for.",
+        allowed="a model whose loss is the cross-entropy of its logits, with or without a router's loss (output_router_logits: true)",
+        way_out="Switch it off in the model's config.json (a coefficient of 0, output_router_logits: false): it is then not asked for.",
         fields=("model.source",),
-        in_form="losses that a model adds by itself are not supported yet",
+        in_form="of losses that a model adds by itself only a router's is supported",
         goes_on=True,
     ),
     Capability(

@@ -80,8 +80,9 @@ class ModelNumbers(Value):
     tokenizer_vocab_size: int | None = Field(default=None, ge=1, description="Number of tokens, added ones included; None means unknown.")
     tied: bool = False
     added_losses: tuple[str, ...] = Field(
-        default=(), description="Settings of config.json by which the model adds to its loss, such as output_router_logits: true."
+        default=(), description="Settings of config.json by which the model adds to its loss what cannot be trained on."
     )
+    router_loss: bool = Field(default=False, description="Whether it asks for a router's loss, which is trained on beside its own.")
     has_chat_template: bool | None = Field(default=None, description="None means unknown.")
 
 
@@ -201,6 +202,7 @@ class SavedRun(Value):
     zero_stage: int
     step: int
     checkpoint_bytes: int = 0
+    router_loss: bool = Field(default=False, description="Whether it was born with what its model adds to the loss.")
 
 
 class EngineProblem(Value):

@@ -36,7 +36,8 @@ class Evidence(Value):
 
 
 class SegmentCompleted(Value):
-    """All steps up to `to_step` were applied and the state is staged for commit."""
+    """All steps up to `to_step` were applied and the state is staged for commit. `added_loss_last`: what the model adds to its loss by
+    itself, which `loss_last` leaves out; None where it adds nothing."""
 
     kind: Literal["completed"] = "completed"
     from_step: int
@@ -45,6 +46,7 @@ class SegmentCompleted(Value):
     skipped_steps: int = 0
     loss_first: float
     loss_last: float
+    added_loss_last: float | None = None
     tokens: int
     duration_s: float
     peak_bytes: int = 0

@@ -40,7 +40,7 @@ NANO = ModelNumbers(num_parameters=100_000, num_layers=1, hidden_size=64, vocab_
 SEVEN_B = ModelNumbers(
     num_parameters=7_000_000_000, num_layers=32, hidden_size=4_096, intermediate_size=11_008, vocab_size=32_000, num_heads=32
 )
-MIXED = NANO.model_copy(update={"added_losses": ("output_router_logits: true",), "has_chat_template": False})
+MIXED = NANO.model_copy(update={"added_losses": ("z_loss_coefficient: 0.001",), "has_chat_template": False})
 # id -> what asks for it, what else has to be known, the field and the value that the message names.
 CASES: dict[str, list[tuple[dict[str, Any], Facts, str, str]]] = {
     "lora": [({"model": {"lora": {"rank": 4}}}, NOTHING_KNOWN, "model.lora", "rank 4")],
@@ -53,7 +53,7 @@ CASES: dict[str, list[tuple[dict[str, Any], Facts, str, str]]] = {
     "offload_at_stage_0": [
         ({"parallel": {"zero_stage": 0, "offload_optimizer": "cpu"}}, NOTHING_KNOWN, "parallel.offload_optimizer", "cpu")
     ],
-    "added_loss": [({"model": {"source": "/m"}}, Facts(model=MIXED), "model.source", "/m: output_router_logits: true")],
+    "added_loss": [({"model": {"source": "/m"}}, Facts(model=MIXED), "model.source", "/m: z_loss_coefficient: 0.001")],
     "chat_template": [
         ({"data": {"messages_field": "messages"}}, NOTHING_KNOWN, "data.messages_field", "messages"),
         (
@@ -152,6 +152,17 @@ def test_a_run_that_was_born_without_an_added_loss_goes_on_without_it_and_says_s
     assert "goes on without it" in finding.remedy
 
 
+def test_a_router_s_loss_is_told_and_a_run_that_was_born_without_it_goes_on_without_it() -> None:
+    routed = NANO.model_copy(update={"router_loss": True})
+    asked = parsed({"model": {"source": "/m"}})
+    without = SavedRun(num_ranks=1, zero_stage=1, step=50)
+    with_it = without.model_copy(update={"router_loss": True})
+    for saved, severity, words in ((None, "notice", "trained on"), (with_it, "notice", "trained on"), (without, "warning", "born without")):
+        report = EnvironmentDoctor().examine(asked, machine(saved=saved), routed)
+        (finding,) = [finding for finding in report.findings if finding.check == "model.source"]
+        assert (finding.severity, words in finding.observed, report.failures) == (severity, True, ())
+
+
 def test_chaos_is_left_out_aloud_wherever_a_run_is_examined() -> None:
     """Under `mem train` and in a deployment alike: the doctor task prints its notices."""
     report = EnvironmentDoctor().examine(parsed({"chaos": {"at_steps": [5]}}), machine(), NANO)
@@ -177,7 +188,7 @@ def model_folder(folder: Path) -> Path:
     folder.mkdir()
     config = {
         "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "vocab_size": 384, "hidden_size": 4, "num_hidden_layers": 1,
-        "num_attention_heads": 2, "intermediate_size": 8, "output_router_logits": True, "router_aux_loss_coef": 0.001,
+        "num_attention_heads": 2, "intermediate_size": 8, "z_loss_coefficient": 0.001,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     header = json.dumps({"model.embed_tokens.weight": {"dtype": "F32", "shape": [384, 4], "data_offsets": [0, 384 * 16]}}).encode()

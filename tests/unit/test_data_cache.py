@@ -23,7 +23,7 @@ NAME = "{name}"  # the folder of the one entry, in the paths below
 class Cache:
     """One prepared file in a cache, with what every repetition has to give."""
 
-    def __init__(self, root: Path, rules: int = 2) -> None:
+    def __init__(self, root: Path, rules: int = 3) -> None:
         self.path = root / "a.jsonl"
         self.path.write_text("".join(json.dumps({"text": f"row {n} of some text"}) + "\n" for n in range(60)))
         self.folder = root / "cache"

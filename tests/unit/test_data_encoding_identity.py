@@ -19,7 +19,7 @@ from mem_core.runtime.session.opening.refusals import refuse_other_data
 from mem_core.testing.tokenizer_folders import byte_level_bpe, tokenizer_folder
 
 
-def prepare(source: Path | str, path: Path, *, rules: int = 2) -> PreparedData:
+def prepare(source: Path | str, path: Path, *, rules: int = 3) -> PreparedData:
     data = DataSection(train=(str(path),), validation=None, sequence_length=16)
     cache = path.parent / "cache"
     job = PrepareJob(data=data, tokenizer_source=str(source), vocab_size=None, cache_dir=cache, parent_pid=0, rules=rules)
@@ -116,7 +116,7 @@ def test_a_run_whose_record_names_no_encoding_goes_on_under_the_first_rules(tmp_
         assert rules_of(born.encoding) == 1
         refuse_other_data(born, prepare(source, rows, rules=rules_of(born.encoding)), "")
         assert prepare(source, rows).fingerprint != old.fingerprint
-        assert rules_of(prepare(source, rows).encoding) == 2
+        assert rules_of(prepare(source, rows).encoding) == 3
     born = record(prepare(folder, rows, rules=1), folder)
     (folder / "vocab.json").write_text("{}")
     with pytest.raises(DataError, match="the data, or a file of its tokenizer, of run run"):

@@ -13,7 +13,7 @@ from mem_core.domain.errors import DataError
 from mem_core.domain.request import DataSection
 from mem_core.runtime.data.encoding.huggingface import HuggingFaceEncoder
 from mem_core.runtime.data.encoding.joining import CannotBeCut, Cutting, JoinedText, Spans, Tokens
-from mem_core.runtime.data.encoding.sequences import RowMaker
+from mem_core.runtime.data.encoding.sequences import RowForm, RowMaker
 from mem_core.runtime.data.encoding.tokenize_process import prepare_here
 from mem_core.runtime.data.encoding.tokenizing import Target, Tokenizing
 from mem_core.runtime.data.reading.sources import resolve_files
@@ -208,7 +208,7 @@ def test_a_document_that_cannot_be_cut_is_named(tmp_path: Path) -> None:
     path.write_text('{"text": "fine"}\n{"text": "' + "x" * 5_000 + '"}\n')
     data = DataSection(train=(str(path),), validation=None)
     encoder = HuggingFaceEncoder(fast(word_piece(), eos_token="<end>"), cutting=Cutting(512, 128, most_whole_chars=4_096))
-    work = Tokenizing(encoder, data, has_mask=False, vocab_size=None)
+    work = Tokenizing(encoder, data, RowForm(), vocab_size=None)
     writer = ShardWriter(tmp_path / "rows", encoder.vocab_size, has_mask=False)
     rows = RowMaker(writer, data, has_mask=False)
     (source,) = resolve_files([str(path)], DataSection(), "data.train")

@@ -165,14 +165,15 @@ def test_remote_files_are_looked_at_by_their_beginning() -> None:
 
 
 def test_a_folders_own_tokenizer_is_tried_in_a_process_of_its_own(tmp_path: Path) -> None:
-    """Chat loss over whole conversations, a class that disagrees, ids beyond the embeddings, a broken file: each in its words."""
+    """What the loss of chats covers, a class that disagrees, ids beyond the embeddings, a broken file: each in its words."""
     chat = tmp_path / "chat.jsonl"
     chat.write_bytes(rows({"messages": TURNS}))
     folder = tokenizer_folder(tmp_path / "llama", llama_2_form(), chat_template=UNMARKED)
     numbers = look(str(folder), train=[chat], messages_field="messages", validation=None)
     assert failure(numbers) is None
     found = {finding.check: finding for finding in data_findings(numbers)}
-    assert (found["data.chat_loss"].severity, "whole conversations" in found["data.chat_loss"].observed) == ("warning", True)
+    assert found["data.loss"].severity == "notice"
+    assert "the loss covers the assistant's words and end-of-turn tokens: " in found["data.loss"].observed
     small = failure(look(str(folder), vocab_size=300, train=[chat], messages_field="messages"))
     assert small is not None
     assert (small.exit_code, "the model has 300 embeddings" in small.observed) == (64, True)

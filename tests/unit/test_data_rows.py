@@ -44,7 +44,7 @@ REASONS = [
     (PAIR, b'{"prompt": "a", "completion": " "}', "field 'completion' is blank"),
     (CHAT, b'{"messages": []}', "field 'messages' is an empty list"),
     (CHAT, b'{"messages": "hi"}', "field 'messages' is a string, not a list of messages"),
-    (CHAT, b'{"messages": [{"role": "user"}]}', "message 0 of 'messages' needs a role and a content"),
+    (CHAT, b'{"messages": [{"role": "user"}]}', "message 0 of 'messages' has no content and calls no tool"),
     (CHAT, b'{"text": "a"}', "field 'messages' is missing; the row has the fields 'text'"),
 ]
 
@@ -87,8 +87,8 @@ def test_what_is_fine() -> None:
 
 
 TURNS = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-NO_CONTENT = {"role": "assistant", "content": None, "tool_calls": [{}]}
-IN_PARTS = {"role": "user", "content": [{"type": "text", "text": "q"}]}
+CALLS = {"role": "assistant", "content": None, "tool_calls": [{}]}
+WITH_IMAGE = {"role": "user", "content": [{"type": "text", "text": "q"}, {"type": "image"}]}
 SHAREGPT = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
 HINTS = [
     ({"instruction": "i", "input": "", "output": "o"}, "Alpaca rows: set data.prompt_field to instruction and data.completion_field to"),
@@ -126,9 +126,10 @@ REFUSED = [
     (TEXT, b'{\n  "text": "a"\n}\n', 1, "JSON in several lines"),
     (TEXT, b'{"text": "a"}\r{"text": "b"}\r{"text": "c"}\r', 1, "3 rows in one line: lines end with a lone carriage return"),
     (TEXT, b'{"text": "ok"}\n{"text": "a"}\r{"text": "b"}', 2, "2 rows in one line"),
-    (CHAT, chat(TURNS, tools=[{"name": "f"}]), 1, "the chat comes with 'tools', which is not supported yet"),
-    (CHAT, chat([*TURNS, NO_CONTENT]), 1, "message 2 calls tools"),
-    (CHAT, chat([IN_PARTS]), 1, "message 0 is a list of parts"),
+    (CHAT, chat(TURNS, documents=[{"text": "f"}]), 1, "the chat comes with 'documents', which is not supported yet"),
+    (CHAT, chat(TURNS, images=["a.png"]), 1, "the chat comes with 'images', which is not supported yet"),
+    (CHAT, chat([{**TURNS[0], "function_call": {"name": "f"}}]), 1, "comes with 'function_call', which is not supported yet"),
+    (CHAT, chat([WITH_IMAGE]), 1, "a part of message 0 of 'messages' is of type 'image', which is not supported yet"),
 ]  # fmt: skip
 
 
@@ -140,6 +141,35 @@ def test_what_no_count_of_bad_rows_would_tell_is_refused(data: DataSection, raw:
         check(raw, data.model_copy(update={"on_bad_row": on_bad_row}))
     assert (caught.value.line, what in caught.value.what) == (line, True)
     assert all(isinstance(item, Document | BadRow | None) for _, _, item in check_rows(io.BytesIO(raw), data, 1))
+
+
+def test_calls_tools_parts_and_prompts_as_messages_are_rows() -> None:
+    tools, parts = [{"name": "f"}], {"role": "user", "content": [{"type": "text", "text": "q"}, "r"]}
+    assert check(chat([parts, CALLS], tools=tools), CHAT) == [Document(messages=[parts, CALLS], tools=tools)]
+    assert check(chat(TURNS, tools=json.dumps(tools)), CHAT) == [Document(messages=TURNS, tools=tools)]
+    pair = json.dumps({"p": TURNS[:1], "c": TURNS[1:]}).encode()
+    data = DataSection(prompt_field="p", completion_field="c")
+    assert check(pair, data) == [Document(messages=TURNS, num_prompt_messages=1)]
+    (mixed,) = check(json.dumps({"p": "q", "c": TURNS[1:]}).encode(), data)
+    assert isinstance(mixed, BadRow)
+    assert mixed.reason == "field 'p' is a string, not a list of messages"
+
+
+@pytest.mark.parametrize(
+    ("turn", "reason"),
+    [
+        ({"train": "no"}, "train of message 0 of 'messages' must be true or false"),
+        ({"weight": 0.5}, "weight of message 0 of 'messages' must be 0 or 1"),
+        ({"train": True}, "message 0 of 'messages' is to be trained and not the assistant's, whose words alone can be"),
+        ({"tool_calls": "f"}, "the tool_calls of message 0 of 'messages' are no list of calls"),
+        ({"content": 3}, "the content of message 0 of 'messages' is neither text nor a list of parts"),
+        ({"content": "\ud800"}, "message 0 of 'messages' holds half a surrogate pair"),
+    ],
+)
+def test_what_a_message_says_of_itself_is_checked(turn: dict[str, Any], reason: str) -> None:
+    (found,) = check(chat([{**TURNS[0], **turn}]), CHAT)
+    assert isinstance(found, BadRow)
+    assert found.reason == reason
 
 
 @pytest.mark.parametrize("tools", [None, []])

@@ -21,7 +21,7 @@ from mem_core.runtime.data.reading.sources import STDLIB_CAP_BYTES, SourceFile, 
 PAIR = {"prompt_field": "p", "completion_field": "c"}
 
 
-def resolve(*sources: object, rules: int = 2, **settings: Any) -> tuple[SourceFile, ...]:
+def resolve(*sources: object, rules: int = 3, **settings: Any) -> tuple[SourceFile, ...]:
     data = DataSection.model_validate({"train": [str(source) for source in sources], **settings})
     return resolve_files(data.train, data, "data.train", rules)
 

@@ -9,7 +9,7 @@ import pytest
 from mem_core.domain.errors import RequestError
 from mem_core.runtime.models.facts import describe_model
 from mem_core.runtime.models.folders import local_model_folder, tokenizer_identity
-from mem_core.runtime.models.numbers import added_losses, read_model_numbers
+from mem_core.runtime.models.numbers import added_losses, read_model_numbers, trains_router_loss
 from mem_core.runtime.models.presets import PRESETS
 from mem_core.runtime.models.weights import read_safetensors_header
 
@@ -158,6 +158,23 @@ def test_the_tokenizers_identity_follows_its_files(tmp_path: Path) -> None:
 )
 def test_what_a_model_adds_to_its_loss_is_read_from_its_configuration(config: dict, added: tuple[str, ...]) -> None:
     assert added_losses(config) == added
+
+
+@pytest.mark.parametrize(
+    ("config", "trains"),
+    [
+        ({"model_type": "mixtral", "output_router_logits": True, "router_aux_loss_coef": 0.001}, True),
+        ({"model_type": "qwen3_moe", "output_router_logits": True}, True),
+        ({"model_type": "mixtral", "output_router_logits": True, "router_aux_loss_coef": 0.0}, False),
+        ({"model_type": "mixtral", "output_router_logits": False}, False),
+        ({"model_type": "doge", "output_router_logits": True}, False),
+        ({"model_type": "jetmoe", "output_router_logits": True}, False),
+        ({"model_type": "mixtral", "output_router_logits": True, "text_config": {"output_router_logits": True}}, False),
+        ({"model_type": "../x", "output_router_logits": True}, False),
+    ],
+)
+def test_a_router_s_loss_is_trained_on_where_it_can_be_computed_row_by_row(config: dict, trains: bool) -> None:
+    assert trains_router_loss(config) is trains
 
 
 def test_the_doctor_s_numbers_say_whether_there_is_a_chat_template(folder: Path) -> None:

@@ -46,7 +46,7 @@ def test_the_loss_is_that_of_each_counted_token_given_those_before_it(tmp_path: 
     assert labels_of(batch).tolist() == [[-100, -100, 3, 4], [3, 0, -100, -100]]
     log = model.table.log_softmax(-1)
     expected = -(log[2, 3] + log[3, 4] + log[3, 0])
-    assert float(objective.loss(model, batch)) == pytest.approx(float(expected))
+    assert float(objective.loss(model, batch).total) == pytest.approx(float(expected))
     assert objective.weight(data, ids) == 3
     assert set(model.inputs) == {"input_ids", "attention_mask"}, "given labels, a model adds losses of its own unseen"
 
@@ -55,9 +55,9 @@ def test_parts_of_a_batch_add_up_to_the_whole(tmp_path: Path) -> None:
     rows = [[1, 2, 3, 4], [4, 3, 2, 1], [1, 1, 2, 2]]
     data = dataset(tmp_path / "d", rows, None)
     objective, model, ids = NextToken(0), Recorder(), np.arange(3)
-    whole = objective.loss(model, objective.batch(data, ids, (0, 1, 2), 4))
+    whole = objective.loss(model, objective.batch(data, ids, (0, 1, 2), 4)).total
     assert model.inputs.keys() == {"input_ids"}, "no row is padded, so there is no mask to pay for"
-    parts = [objective.loss(model, objective.batch(data, ids, (position,), 4)) for position in range(3)]
+    parts = [objective.loss(model, objective.batch(data, ids, (position,), 4)).total for position in range(3)]
     assert float(sum(parts)) == pytest.approx(float(whole))
     assert objective.weight(data, ids) == sum(objective.weight(data, ids[[position]]) for position in range(3)) == 9
 

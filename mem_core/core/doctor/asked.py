@@ -2,7 +2,7 @@
 
 from mem_core.core.doctor.memory import Device
 from mem_core.domain.capabilities import Facts, Unsupported, unsupported
-from mem_core.domain.environment import Finding
+from mem_core.domain.environment import Finding, ModelNumbers, SavedRun
 from mem_core.domain.errors import RequestError
 from mem_core.domain.request import RuntimeRequest
 
@@ -45,3 +45,16 @@ def left_out_findings(request: RuntimeRequest, device: Device) -> tuple[Finding,
             )
         )
     return tuple(findings)
+
+
+def added_loss_findings(model: ModelNumbers | None, saved: SavedRun | None) -> tuple[Finding, ...]:
+    """What a model adds to its own loss is trained on; a run that was born before that goes on without it."""
+    if model is None or not model.router_loss:
+        return ()
+    if saved is not None and not saved.router_loss:
+        observed = "the model adds a router's loss to its own, which this run was born without and goes on without"
+        remedy = "A new run_id trains on it; output_router_logits: false in the model's config.json says that it is not wanted."
+        return (Finding(check="model.source", severity="warning", observed=observed, remedy=remedy),)
+    observed = "the model adds a router's loss to its own: trained on, weighted over the global batch, shown apart as added_loss"
+    remedy = "Set output_router_logits to false in the model's config.json to leave it out."
+    return (Finding(check="model.source", severity="notice", observed=observed, remedy=remedy),)

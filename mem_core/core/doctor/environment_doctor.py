@@ -5,7 +5,7 @@ every verdict can be tested without the machine that it is about.
 """
 
 from mem_core.core.doctor import compute, memory, software, storage
-from mem_core.core.doctor.asked import capability_findings, left_out_findings
+from mem_core.core.doctor.asked import added_loss_findings, capability_findings, left_out_findings
 from mem_core.core.doctor.memory import Device, Dtype
 from mem_core.domain.capabilities import Facts
 from mem_core.domain.environment import DataNumbers, EnvironmentReport, Finding, MachineObservations, MemoryBudget, ModelNumbers
@@ -81,6 +81,7 @@ class EnvironmentDoctor:
             *software.engine_findings(observations.engine),
             *software.environment_findings(observations),
             *left_out_findings(request, device),
+            *added_loss_findings(model, observations.saved),
         ]
         host = next(budget.budget_bytes for budget in budgets if budget.kind == "host")
         return EnvironmentReport(

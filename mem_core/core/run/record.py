@@ -32,6 +32,7 @@ class RunRecord(Value):
     model_fingerprint: str
     versions: dict[str, str] = {}
     encoding: dict[str, str] = Field(default={}, description="All that decides token ids, part by part; empty where it was not kept.")
+    router_loss: bool = Field(default=False, description="Whether what the model adds to its own loss is trained on.")
     born_unix_s: float = 0.0
 
 

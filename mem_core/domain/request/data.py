@@ -25,13 +25,22 @@ class DataSection(Section):
     messages_field: str | None = Field(
         default=None, description="JSONL field with chat messages, rendered by the tokenizer's chat template; presets have none."
     )
-    prompt_field: str | None = Field(default=None, description="JSONL field with the prompt; the loss covers the completion only.")
-    completion_field: str | None = Field(default=None, description="JSONL field with the completion.")
+    assistant_only: bool = Field(
+        default=True, description="Chat rows: the loss covers the assistant's words and end-of-turn tokens; false: the whole conversation."
+    )
+    prompt_field: str | None = Field(default=None, description="JSONL field with the prompt: text, or a list of chat messages.")
+    completion_field: str | None = Field(default=None, description="JSONL field with the completion: text, or a list of chat messages.")
+    completion_only: bool = Field(default=True, description="Prompt rows: the loss covers the completion; false: the prompt too.")
     sequence_length: int = Field(default=128, ge=2, le=1_048_576, description="Tokens per training sequence.")
     long_documents: Literal["chunk", "truncate", "refuse"] = Field(
         default="chunk", description="What to do with documents longer than sequence_length."
     )
     packing: bool = Field(default=True, description="Join documents into full sequences; off keeps one document per row, padded.")
+    document_attention: Literal["auto", "within", "across"] = Field(
+        default="auto",
+        description="Whether tokens of a packed sequence see the documents before theirs; auto: within for prompt and message rows, "
+        "across for text. Models that cannot keep documents apart get one document a row.",
+    )
     on_bad_row: Literal["fail", "skip"] = Field(default="fail", description="Stop at bad rows, or skip up to max_bad_rows of them.")
     max_bad_rows: int = Field(default=100, ge=0, description="How many bad rows may be skipped with on_bad_row: skip.")
 

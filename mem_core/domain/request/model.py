@@ -23,7 +23,7 @@ class ModelSection(Section):
         default="preset:llama-nano",
         min_length=1,
         description="preset:NAME, or a folder or URL of a Hugging Face causal language model; "
-        "losses that a model adds by itself are not supported yet.",
+        "of losses that a model adds by itself only a router's is supported.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="Number format of the weights while training; auto follows the device."

@@ -110,8 +110,16 @@ def observe_saved(run_folder: Path) -> SavedRun | None:
                 zero_stage=manifest["zero_stage"],
                 step=manifest["step"],
                 checkpoint_bytes=sum(int(entry["size_bytes"]) for entry in manifest["files"]),
+                router_loss=_born_with_router_loss(run_folder),
             )
     return None
+
+
+def _born_with_router_loss(run_folder: Path) -> bool:
+    """As the record says, which is read for good elsewhere."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return bool(read_json(run_folder / "run.json").get("router_loss", False))
+    return False
 
 
 def find_leftovers(run_folder: Path, variable: str, root: Path = Path("/")) -> tuple[str, ...]:

@@ -25,6 +25,9 @@ METRIC_DTYPES: dict[str, type[np.generic]] = {
     "micro_batches": np.int32,
     "peak_bytes": np.int64,
 }
+OPTIONAL_DTYPES: dict[str, type[np.generic]] = {"added_loss": np.float64}
+"""Columns of some runs; zero for segments without them."""
+_DTYPES = METRIC_DTYPES | OPTIONAL_DTYPES
 _NAME = re.compile(r"^step-(\d{9,})\.npz$")
 _LIMIT_BYTES = 1 << 30
 _TEMPORARY_PREFIX = ".writing-"
@@ -40,9 +43,9 @@ def write_segment_metrics(folder: Path, to_step: int, columns: Columns) -> Path:
         InternalError: a column is missing or of another length.
         OSError: the folder cannot be written.
     """
-    arrays = {name: np.asarray(columns[name], dtype=dtype) for name, dtype in METRIC_DTYPES.items() if name in columns}
+    arrays = {name: np.asarray(columns[name], dtype=dtype) for name, dtype in _DTYPES.items() if name in columns}
     shapes = {name: array.shape for name, array in arrays.items()}
-    if len(arrays) != len(METRIC_DTYPES) or len(set(shapes.values())) != 1 or any(array.ndim != 1 for array in arrays.values()):
+    if METRIC_DTYPES.keys() - arrays or len(set(shapes.values())) != 1 or any(array.ndim != 1 for array in arrays.values()):
         raise InternalError(
             "metric columns must all be there, one-dimensional and of equal length",
             field="columns",
@@ -87,8 +90,10 @@ def read_metrics_and_notes(folder: Path, up_to_step: int | None = None) -> tuple
             parts.append(read_segment_metrics(path))
         except (OSError, ValueError) as exc:
             notes.append(f"{path.name} left out: {type(exc).__name__}: {why(exc)}"[:300])
+    met = {name: dtype for name, dtype in _DTYPES.items() if name in METRIC_DTYPES or any(name in part for part in parts)}
     columns: Columns = {
-        name: np.concatenate([np.empty(0, dtype), *(part[name] for part in parts)]) for name, dtype in METRIC_DTYPES.items()
+        name: np.concatenate([np.empty(0, dtype), *(part.get(name, np.zeros_like(part["loss"])) for part in parts)])
+        for name, dtype in met.items()
     }
     batch_index = columns["batch_index"]
     if batch_index.size and not np.all(np.diff(batch_index.astype(np.int64)) > 0):
@@ -130,7 +135,8 @@ def _columns_in(file: BinaryIO, limit_bytes: int) -> Columns:
             raise ValueError("it would unpack to more than a segment can have")
     file.seek(0)
     with np.load(file, allow_pickle=False) as stored:
-        return {name: stored[name].astype(dtype, casting="same_kind") for name, dtype in METRIC_DTYPES.items()}
+        met = [*METRIC_DTYPES, *(name for name in OPTIONAL_DTYPES if name in stored)]
+        return {name: stored[name].astype(_DTYPES[name], casting="same_kind") for name in met}
 
 
 def spike_indices(values: NDArray[np.floating], max_points: int = 2_000) -> NDArray[np.int64]:

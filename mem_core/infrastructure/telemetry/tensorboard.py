@@ -137,6 +137,7 @@ def _series(columns: Columns, memory_limit_bytes: int) -> Columns:
         "memory/peak_bytes": columns["peak_bytes"],
         "memory/micro_batches": columns["micro_batches"],
     }
+    series |= {"train/added_loss": columns["added_loss"]} if "added_loss" in columns else {}
     limit = {"memory/limit_bytes": np.full(seconds.shape, float(memory_limit_bytes))} if memory_limit_bytes else {}
     return {**series, **limit}
 

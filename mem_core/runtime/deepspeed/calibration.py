@@ -41,7 +41,7 @@ class Pass:
 
     def run(self, module: Any, batch: Batch) -> None:
         """`torch.autograd.grad` touches neither `.grad` nor the hooks that hang on accumulation."""
-        torch.autograd.grad(self.objective.loss(module, batch), self.trainable.parameters(module), allow_unused=True)
+        torch.autograd.grad(self.objective.loss(module, batch).total, self.trainable.parameters(module), allow_unused=True)
 
 
 def sizes_to_try(longest: int, typical: int, most_rows: int) -> list[MicroBatch]:

@@ -27,7 +27,7 @@ class Evaluation:
         self._rank, self._num_ranks = place.rank, place.num_ranks
 
     def run(self, max_batches: int, beat: Callable[[], None]) -> Evaluated:
-        """Mean loss per token over every row, or an even spread of as many as `max_batches` global batches hold.
+        """Mean cross-entropy per token over every row, or an even spread of as many as `max_batches` global batches hold.
 
         Touches neither gradients nor the random state of training. Every rank must call it.
         """
@@ -84,4 +84,4 @@ class Evaluation:
         return total
 
     def _pass(self, data: TokenDataset, ids: np.ndarray, length: int) -> float:
-        return float(self._passes.loss(data, ids, tuple(range(len(ids))), length))
+        return float(self._passes.loss(data, ids, tuple(range(len(ids))), length).tokens)

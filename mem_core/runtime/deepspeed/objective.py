@@ -1,13 +1,13 @@
 """What is trained: which labels count, what the loss of some rows is, and what is added to it. Asked here and nowhere else.
 
 Training passes, evaluation and calibration are handed an `Objective` and know neither labels nor cross-entropy. Another objective is
-another class with these four methods, chosen in `objective_of`: loss on the assistant's turns only changes `labels_of`'s input, a
-router's loss is read from the model's output in `loss`, preferences (DPO) make pairs of rows in `batch` and compare them in `loss`.
+another class with these four methods, chosen in `objective_of`: preferences (DPO) make pairs of rows in `batch` and compare them in
+`loss`. Which labels count, and where documents begin that see none before them, was decided when rows were made.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,18 +18,37 @@ from mem_core.core.memory.ladder import MicroBatch
 from mem_core.domain.request import RuntimeRequest
 from mem_core.runtime.data.serving.collate import Batch, collate
 from mem_core.runtime.data.serving.dataset import TokenDataset
+from mem_core.runtime.models.router import RouterLoss
 
 IGNORED_LABEL = -100
 
 
 class ModelOutput(Protocol):
-    """What a causal language model returns; `logits` has the shape [rows, tokens, vocabulary]."""
+    """What a causal language model returns; `logits` has the shape [rows, tokens, vocabulary].
+
+    Mixtures of experts whose configuration asks for it also give `router_logits`, a layer [rows × tokens, experts].
+    """
 
     logits: torch.Tensor
+    router_logits: Sequence[torch.Tensor]
 
 
 Forward = Callable[..., ModelOutput]
-"""The model as an objective calls it: `input_ids` [rows, tokens], and `attention_mask` of the same shape where rows are padded."""
+"""The model as an objective calls it: `input_ids` [rows, tokens], and of the same shape `attention_mask` where rows are padded, or
+`position_ids` where rows hold documents that do not see each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class SummedLoss:
+    """Of some rows, scalars that can be differentiated: `tokens` is the cross-entropy, `added` what the model adds to it by itself."""
+
+    tokens: torch.Tensor
+    added: torch.Tensor | None = None
+
+    @property
+    def total(self) -> torch.Tensor:
+        """What is trained on."""
+        return self.tokens if self.added is None else self.tokens + self.added
 
 
 class Objective(Protocol):
@@ -47,16 +66,19 @@ class Objective(Protocol):
         """Made-up rows that need as much memory as real ones of this size."""
         ...
 
-    def loss(self, forward: Forward, batch: Batch) -> torch.Tensor:
-        """Summed loss of a batch on the model's device, a scalar that can be differentiated."""
+    def loss(self, forward: Forward, batch: Batch) -> SummedLoss:
+        """Summed loss of a batch on the model's device."""
         ...
 
 
 @dataclass(frozen=True)
 class NextToken:
-    """Each token is predicted from those before it: cross-entropy, summed over the labels that count. Nothing is added."""
+    """Each token is predicted from those before it: cross-entropy, summed over the labels that count. `router`: what the model adds to
+    it, row by row and weighted by the row's labels that count. `apart`: rows hold documents that do not see each other."""
 
     pad_token_id: int
+    router: RouterLoss | None = None
+    apart: bool = False
 
     def weight(self, data: TokenDataset, ids: NDArray[np.int64]) -> int:
         """Labels that count after the shift, as prepared."""
@@ -67,24 +89,35 @@ class NextToken:
         return collate(data, ids, positions, length, self.pad_token_id)
 
     def probe(self, size: MicroBatch, vocabulary: int, device: torch.device) -> Batch:
-        """Ascending tokens; a padded row brings a mask, which attention kernels pay for."""
+        """Ascending tokens; a padded row brings a mask, which attention kernels pay for, and so do two documents in a row."""
         tokens = torch.arange(size.tokens, device=device).reshape(size.rows, size.length) % vocabulary
+        lengths = (size.length,) * size.rows
+        if self.apart:
+            places = torch.arange(size.length, device=device) % max(1, size.length // 2)
+            return Batch(tokens, None, None, places.expand(size.rows, -1).contiguous(), lengths)
         mask = torch.ones_like(tokens)
         mask[-1, -1] = 0
-        return Batch(tokens, None, mask)
+        return Batch(tokens, None, mask, None, lengths)
 
-    def loss(self, forward: Forward, batch: Batch) -> torch.Tensor:
-        """Summed cross-entropy; the model is never given labels, so that nothing of its own is added unseen."""
-        inputs = {"input_ids": batch.input_ids}
+    def loss(self, forward: Forward, batch: Batch) -> SummedLoss:
+        """The model is never given labels, so that nothing of its own is added unseen."""
+        inputs: dict[str, Any] = {"input_ids": batch.input_ids}
         if batch.attention_mask is not None:
             inputs["attention_mask"] = batch.attention_mask
-        return summed_cross_entropy(forward(**inputs).logits, labels_of(batch))
+        if batch.position_ids is not None:  # with a cache, transformers would not look for documents in the positions
+            inputs |= {"position_ids": batch.position_ids, "use_cache": False}
+        output, labels = forward(**inputs), labels_of(batch)
+        tokens = summed_cross_entropy(output.logits, labels)
+        if self.router is None:
+            return SummedLoss(tokens)
+        weights = (labels[:, 1:] != IGNORED_LABEL).sum(dim=1)
+        return SummedLoss(tokens, self.router.summed(output.router_logits, batch.real_lengths, weights))
 
 
-def objective_of(request: RuntimeRequest, pad_token_id: int) -> Objective:
-    """What a request trains."""
+def objective_of(request: RuntimeRequest, pad_token_id: int, router: RouterLoss | None = None, *, apart: bool = False) -> Objective:
+    """What a request trains. `router`: what its model adds by itself; `apart`: rows hold documents that do not see each other."""
     del request  # every request trains the same way today
-    return NextToken(pad_token_id)
+    return NextToken(pad_token_id, router, apart)
 
 
 def labels_of(batch: Batch) -> torch.Tensor:
@@ -98,6 +131,6 @@ def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Te
     """Cross-entropy of logits [rows, tokens, vocabulary] against unshifted labels [rows, tokens], summed over labels that count."""
     # Labels are moved instead of logits: a slice of the logits would be copied, forward and backward.
     targets = functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
-    return functional.cross_entropy(
-        logits.reshape(-1, logits.shape[-1]).float(), targets.reshape(-1), ignore_index=IGNORED_LABEL, reduction="sum"
-    )
+    flat = logits.reshape(-1, logits.shape[-1])
+    precise = flat if flat.dtype == torch.float64 else flat.float()
+    return functional.cross_entropy(precise, targets.reshape(-1), ignore_index=IGNORED_LABEL, reduction="sum")

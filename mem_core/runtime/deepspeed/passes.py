@@ -10,7 +10,7 @@ from mem_core.domain.segment import NonFinite, OutOfMemory
 from mem_core.runtime.data.serving.dataset import TokenDataset
 from mem_core.runtime.data.serving.splits import padded_length
 from mem_core.runtime.deepspeed.engine import Engine
-from mem_core.runtime.deepspeed.objective import Objective
+from mem_core.runtime.deepspeed.objective import Objective, SummedLoss
 
 
 class NonFiniteStep(ArithmeticError):
@@ -41,13 +41,15 @@ class Passes:
         self.phase = "forward"
         self.micro_batch: MicroBatch | None = None
         self.largest = MicroBatch(1, 1)
+        self.added = 0.0
 
     def accumulate(self, micro_batches: tuple[tuple[int, ...], ...], ids: np.ndarray, lengths: np.ndarray, scale: float) -> float:
-        """Forward and backward over `micro_batches` (positions in the global batch); returns scale × summed loss.
+        """Forward and backward over `micro_batches` (positions in the global batch); returns scale × summed loss, without what the
+        model adds by itself, which is then in `added`.
 
         Gradients are left accumulated in the engine; nothing is reduced at stages 0 and 1.
         """
-        total = 0.0
+        total = self.added = 0.0
         self.largest = MicroBatch(1, 1)
         for positions in micro_batches:
             rows = np.asarray(positions)
@@ -55,13 +57,14 @@ class Passes:
             self.phase, self.micro_batch = "forward", MicroBatch(len(rows), length)
             if self.micro_batch.tokens > self.largest.tokens:
                 self.largest = self.micro_batch
-            loss = self.loss(self._data, ids, positions, length) * scale
+            loss = self.loss(self._data, ids, positions, length)
             self.phase = "backward"
-            self._engine.backward(loss)
-            total += float(loss.detach())
+            self._engine.backward(loss.total * scale)
+            total += float(loss.tokens.detach() * scale)
+            self.added += 0.0 if loss.added is None else float(loss.added.detach() * scale)
         self.phase = "step"
         return total
 
-    def loss(self, data: TokenDataset, ids: np.ndarray, positions: tuple[int, ...], length: int) -> torch.Tensor:
+    def loss(self, data: TokenDataset, ids: np.ndarray, positions: tuple[int, ...], length: int) -> SummedLoss:
         """Summed loss of rows `ids[positions]`, padded to `length` tokens."""
         return self.objective.loss(self._engine.forward, self.objective.batch(data, ids, positions, length).to(self._device))

@@ -30,6 +30,7 @@ from mem_core.runtime.deepspeed.step_columns import LossScaleHistory, StepColumn
 from mem_core.runtime.deepspeed.trainable import trainable_of
 from mem_core.runtime.deepspeed.trajectory import Split, chain_step
 from mem_core.runtime.memory.adaptive_memory import AdaptiveMemory, RecordEvents
+from mem_core.runtime.models.router import RouterLoss
 from mem_core.runtime.ranks.agreement import Agreement
 from mem_core.runtime.ranks.place import RankPlace
 from mem_core.runtime.ranks.port import Pulse
@@ -81,7 +82,8 @@ class DeepSpeedRunner:
         )
         if self.request.model.compile == "on":
             self.engine.compile()
-        objective = objective_of(self.request, spec.pad_token_id)
+        router = RouterLoss.of(model) if spec.router_loss else None
+        objective = objective_of(self.request, spec.pad_token_id, router, apart=self._data.index.documents_apart)
         self._passes = Passes(self.engine, self._data, self._device, self.request.data.sequence_length, objective)
         self.build_s = time.monotonic() - started_s
         self.beat("restore")
@@ -179,13 +181,15 @@ class DeepSpeedRunner:
             raise NonFiniteStep(self._non_finite("loss_scale", (), self._scales.words())) from exc
         self._scales.add(index, self.engine.loss_scale(), applied=applied)
         norm = self.engine.grad_norm()
-        self._check_finite(loss, norm, applied, ids)
+        self._check_finite(loss + self._passes.added, norm, applied, ids)
         step_s = time.perf_counter() - started_s
         self._advance(applied, trained_tokens)
         reading = self.memory.observe(index, self._passes.largest)
         columns.add(
             index, self.position.applied_steps, loss, norm, rate, trained_tokens, step_s, len(split[0]), reading.peak_bytes, split
         )  # fmt: skip
+        if self.spec.router_loss:
+            columns.add_apart(self._passes.added / self.place.num_ranks)
         self._pulse.beat(
             "step", self.position.batch_index, self.position.applied_steps, micro_batches=len(split[0]),
             loss=loss * self.place.num_ranks, grad_norm=norm or 0.0, learning_rate=rate, tokens=self.position.tokens,
@@ -295,6 +299,7 @@ class DeepSpeedRunner:
     def _finish_losses(self, columns: StepColumns) -> None:
         """Sum the ranks' parts of the losses, once per segment, and chain the trajectory digest."""
         columns.replace_losses(self._summed(columns.losses()))
+        columns.replace_added(self._summed(columns.added()))
         digest = self.position.trajectory_digest
         for index, loss, norm, split in columns.trajectory():
             digest = chain_step(digest, index, split, loss, norm)

@@ -28,6 +28,7 @@ class StepColumns:
     def __init__(self) -> None:
         self._rows: list[tuple[int, int, float, float | None, float, int, float, int, int]] = []
         self._splits: list[Split] = []
+        self._added: list[float] = []
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -39,6 +40,18 @@ class StepColumns:
         """Append one step."""
         self._rows.append((batch_index, step, loss, norm, lr, tokens, step_s, micro_batches, peak_bytes))
         self._splits.append(split)
+
+    def add_apart(self, added: float) -> None:
+        """What the model added to the last step's loss by itself."""
+        self._added.append(added)
+
+    def added(self) -> list[float]:
+        """This rank's parts of what the model added; empty where it adds nothing."""
+        return self._added
+
+    def replace_added(self, added: list[float]) -> None:
+        """Put the sums over all ranks in their place."""
+        self._added = added
 
     def losses(self) -> list[float]:
         """This rank's parts of the losses."""
@@ -56,7 +69,8 @@ class StepColumns:
     def arrays(self) -> dict[str, np.ndarray]:
         """Name -> array of one value per step; a missing gradient norm is NaN."""
         columns = list(zip(*self._rows, strict=True)) if self._rows else [() for _ in _DTYPES]
-        return {
+        apart = {"added_loss": np.array(self._added, dtype=np.float64)} if self._added else {}
+        return apart | {
             name: np.array([np.nan if value is None else value for value in column], dtype=dtype)
             for (name, dtype), column in zip(_DTYPES.items(), columns, strict=True)
         }

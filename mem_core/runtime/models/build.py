@@ -61,12 +61,22 @@ def build_skeleton(source: str, cache_dir: Path | None = None) -> "torch.nn.Modu
     import torch
     from transformers import AutoModelForCausalLM
 
-    config = _config(source, cache_dir)
+    config = config_of(source, cache_dir)
     try:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, attn_implementation=attention_of(config))
     except Exception as exc:  # whatever transformers makes of other people's files
         raise _unusable("the model cannot be built", exc, source, "Give a causal language model that transformers knows by itself") from exc
+
+
+def random_model(config: Any) -> "torch.nn.Module":
+    """A model of a configuration with weights from one seed, in float32 and in evaluation mode; torch's random state is left as it was."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(config, attn_implementation=attention_of(config)).float().eval()
 
 
 def load_tokenizer(source: str, cache_dir: Path | None = None) -> Any:
@@ -123,7 +133,7 @@ def save_pretrained_folder(
     """
     from huggingface_hub import save_torch_state_dict
 
-    config = _config(model.source, cache_dir)
+    config = config_of(model.source, cache_dir)
     skeleton = build_skeleton(model.source, cache_dir)
     _check_state(parameter_names(skeleton), state_dict)
     config.architectures = [type(skeleton).__name__]
@@ -166,7 +176,8 @@ def _check(model: ModelSection, sequence_length: int, dtype: str, cache_dir: Pat
         )
 
 
-def _config(source: str, cache_dir: Path | None) -> Any:
+def config_of(source: str, cache_dir: Path | None = None) -> Any:
+    """The configuration as transformers reads it. Raises RequestError: it cannot."""
     if is_preset(source):
         from transformers import LlamaConfig
 
@@ -186,7 +197,7 @@ def _preset_model(source: str, seed: int) -> "torch.nn.Module":
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return LlamaForCausalLM._from_config(_config(source, None), attn_implementation="sdpa", dtype=torch.float32)
+        return LlamaForCausalLM._from_config(config_of(source, None), attn_implementation="sdpa", dtype=torch.float32)
 
 
 def _folder_model(source: str, dtype: str, cache_dir: Path | None) -> "torch.nn.Module":
@@ -195,7 +206,7 @@ def _folder_model(source: str, dtype: str, cache_dir: Path | None) -> "torch.nn.
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    config = _config(source, cache_dir)
+    config = config_of(source, cache_dir)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(local_model_folder(source, cache_dir)),

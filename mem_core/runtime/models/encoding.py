@@ -17,8 +17,9 @@ from mem_core.infrastructure.storage.reading import open_regular
 from mem_core.runtime.models.configuration import read_config
 from mem_core.runtime.models.folders import is_preset, local_model_folder
 
-CURRENT_RULES = 2
-"""How rows become tokens. 1: runs whose record names no encoding. A run goes on under the rules that it was born with."""
+CURRENT_RULES = 3
+"""How rows become tokens. 1: runs whose record names no encoding. 2: the loss of a chat covers what its template marks, else all of it,
+and packed documents see each other. A run goes on under the rules that it was born with."""
 
 _PATTERNS = (
     "tokenizer*", "vocab*", "merges*", "special_tokens_map.json", "added_tokens.json", "*.model", "*.tiktoken", "tekken.json",
@@ -43,7 +44,7 @@ def tokenizer_files(folder: Path, *, chat: bool = True) -> tuple[str, ...]:
     return tuple(sorted([*found, *(f"{_CHAT_FOLDER}/{path.name}" for path in templates)]))
 
 
-def encoding_of(source: str, cache_dir: Path | None = None, *, chat: bool = False) -> Encoding:
+def encoding_of(source: str, cache_dir: Path | None = None, *, chat: bool = False, rules: int = CURRENT_RULES) -> Encoding:
     """The parts that decide ids, without importing anything heavy. `chat`: rows are messages, which a template renders.
 
     The class itself is not among them: it follows from them, and whoever loads the tokenizer adds it.
@@ -51,20 +52,30 @@ def encoding_of(source: str, cache_dir: Path | None = None, *, chat: bool = Fals
     Raises:
         RequestError: no such preset or folder, or a file in it that cannot be read.
     """
-    rules = {"rules": str(CURRENT_RULES)}
+    named = {"rules": str(rules)}
     if is_preset(source):
-        return {**rules, "tokenizer": "bytes-1"}
+        return {**named, "tokenizer": "bytes-1"}
     folder = local_model_folder(source, cache_dir)
     config = read_config(folder, source) if (folder / "config.json").exists() else {}  # a folder with a tokenizer and no model
     fields: dict[str, Any] = {name: config[name] for name in _CONFIG_FIELDS if name in config}
     fields |= {name: config[name].get("model_type") for name in _NESTED if isinstance(config.get(name), dict)}
     packages = (*_PACKAGES, *_CHAT_PACKAGES) if chat else _PACKAGES
     return {
-        **rules,
+        **named,
         **{f"file {name}": _digest(folder / name, source) for name in tokenizer_files(folder, chat=chat)},
         **{f"config.json {name}": _text(value) for name, value in fields.items()},
         **{name: _version(name) for name in packages},
     }
+
+
+def architecture_identity(source: str, cache_dir: Path | None = None) -> str:
+    """SHA-256 of what decides how a folder's model computes: its configuration and the library that reads it.
+
+    Raises:
+        RequestError: no such folder, or no configuration in it.
+    """
+    config = read_config(local_model_folder(source, cache_dir), source)
+    return hashlib.sha256(json.dumps([config, _version("transformers")], sort_keys=True, default=str).encode()).hexdigest()
 
 
 def rules_of(encoding: Encoding) -> int:

@@ -6,12 +6,14 @@ from typing import Any
 
 from mem_core.domain.environment import ModelNumbers
 from mem_core.infrastructure.storage.reading import read_json
+from mem_core.runtime.models.router import is_computable
 
 _TOKENIZER_FILE = "tokenizer.json"
 _SIZE_LIMIT_BYTES = 200 * 2**20
 _TEMPLATES = ("chat_template.jinja", "additional_chat_templates")
 # The coefficients of what mixture-of-experts models add where output_router_logits is on: 0 adds nothing. All defaults are off.
 _ROUTER_COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
+_ROUTER_ON = "output_router_logits: true"
 _OTHER_COEFFICIENTS = ("z_loss_coefficient",)
 
 
@@ -40,7 +42,8 @@ def read_model_numbers(source: str, cache_dir: Path | None = None) -> ModelNumbe
         max_positions=facts.max_positions,
         tokenizer_vocab_size=tokenizer_size(folder) if folder is not None else None,
         tied=facts.tied_embeddings,
-        added_losses=added_losses(config),
+        added_losses=tuple(added for added in added_losses(config) if not (trains_router_loss(config) and added == _ROUTER_ON)),
+        router_loss=trains_router_loss(config),
         has_chat_template=has_chat_template(folder) if folder is not None else False,
     )
 
@@ -50,10 +53,16 @@ def added_losses(config: dict[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_added(config)))
 
 
+def trains_router_loss(config: dict[str, Any]) -> bool:
+    """Whether a `config.json` asks for a router's loss that is trained on; within another model's configuration it is not."""
+    nested = any(_ROUTER_ON in _added(value) for value in config.values() if isinstance(value, dict))
+    return _ROUTER_ON in added_losses(config) and not nested and is_computable(str(config.get("model_type", "")))
+
+
 def _added(config: dict[str, Any]) -> Iterator[str]:
     coefficients = [config[name] for name in _ROUTER_COEFFICIENTS if isinstance(config.get(name), int | float)]
     if config.get("output_router_logits") is True and (not coefficients or any(coefficients)):
-        yield "output_router_logits: true"
+        yield _ROUTER_ON
     for name in _OTHER_COEFFICIENTS:
         if isinstance(config.get(name), int | float) and config[name]:
             yield f"{name}: {config[name]}"

@@ -84,7 +84,7 @@ def spec_of(record: RunRecord, settings: Settings) -> WorkerSpec:
     return WorkerSpec(
         request=at_hand, device=record.device, dtype=record.dtype,  # type: ignore[arg-type]
         num_threads=record.threads_per_rank, data_folder=data.train_dir, validation_folder=None, pad_token_id=data.pad_token_id,
-        default_plan=record.default_plan,
+        default_plan=record.default_plan, router_loss=record.router_loss,
     )  # fmt: skip
 
 

@@ -36,6 +36,7 @@ def completed(before: TrainingPosition, done: SegmentDone) -> SegmentCompleted:
         skipped_steps=len(done.position.skipped_batches) - len(before.skipped_batches),
         loss_first=float(losses[0]) if len(losses) else 0.0,
         loss_last=float(losses[-1]) if len(losses) else 0.0,
+        added_loss_last=float(done.columns["added_loss"][-1]) if "added_loss" in done.columns else None,
         tokens=done.position.tokens - before.tokens,
         duration_s=done.duration_s,
         peak_bytes=int(done.columns["peak_bytes"].max()) if len(losses) else 0,

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from mem_core.domain.errors import DataError
 from mem_core.domain.request import DataSection
@@ -25,8 +25,8 @@ from mem_core.runtime.data.reading.sources import SourceFile
 from mem_core.runtime.data.serving.dataset import check_contents, check_folder
 from mem_core.runtime.data.serving.shards import INDEX_NAME, TokenIndex, file_digest
 from mem_core.runtime.data.values import PreparedData
-from mem_core.runtime.models.encoding import encoding_of
-from mem_core.runtime.models.folders import tokenizer_identity
+from mem_core.runtime.models.encoding import Encoding, architecture_identity, encoding_of
+from mem_core.runtime.models.folders import is_preset, tokenizer_identity
 
 FORMAT_VERSION = 1
 _RESULT_NAME = "data.json"
@@ -40,6 +40,7 @@ _SETTLED_NS = 50_000_000
 _MATTERS = (
     "text_field", "messages_field", "prompt_field", "completion_field", "sequence_length", "long_documents", "packing",
 )  # fmt: skip
+_MATTERS_SINCE_3 = ("assistant_only", "completion_only", "document_attention")
 
 
 def fingerprint(
@@ -50,15 +51,30 @@ def fingerprint(
     Where the files lie, and what happens to bad rows, does not matter: rows that are there are the same rows. The first rules
     named tokenizer files alone, which is not enough to know ids by; runs that were born under them keep their name.
     """
-    described = {
+    described: dict[str, Any] = {
         "format": FORMAT_VERSION,
         "train": [[file.kind, file.size_bytes, digest] for file, digest in train],
         "validation": [[file.kind, file.size_bytes, digest] for file, digest in validation],
         "held_out": data.validation if isinstance(data.validation, float) else None,
-        "settings": {name: getattr(data, name) for name in _MATTERS},
-        "tokenizer": tokenizer_identity(source) if rules == 1 else encoding_of(source, chat=data.messages_field is not None),
+        "settings": {name: getattr(data, name) for name in (_MATTERS if rules < 3 else _MATTERS + _MATTERS_SINCE_3)},
+        "tokenizer": tokenizer_identity(source) if rules == 1 else encoding_for(data, source, rules),
     }
+    if wants_apart(data, rules) and not is_preset(source):
+        described["model"] = architecture_identity(source)  # whether it can keep documents apart
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+
+
+def encoding_for(data: DataSection, source: str, rules: int) -> Encoding:
+    """What decides the ids of these rows; a template has a part in it wherever they may be messages."""
+    chat = data.messages_field is not None or (rules > 2 and data.prompt_field is not None)
+    return encoding_of(source, chat=chat, rules=rules)
+
+
+def wants_apart(data: DataSection, rules: int) -> bool:
+    """Whether documents that share a row are not to see each other. Runs of earlier rules never had that."""
+    answered = data.prompt_field is not None or data.messages_field is not None
+    asked = data.document_attention == "within" or (data.document_attention == "auto" and answered)
+    return rules > 2 and data.packing and asked
 
 
 class HashCache:

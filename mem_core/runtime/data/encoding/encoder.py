@@ -7,13 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mem_core.domain.environment import DataRemark
+from mem_core.domain.request import DataSection
+from mem_core.runtime.data.chat.conversation import Conversation
 from mem_core.runtime.data.encoding.joining import Tokens
 from mem_core.runtime.data.encoding.parts import PartedText
 from mem_core.runtime.data.reading.rows import Document
-
-
-class ChatRefused(ValueError):
-    """The chat template does not take these messages."""
 
 
 class Encoder(Protocol):
@@ -40,7 +38,11 @@ class Encoder(Protocol):
         ...
 
     def encode_chat(self, document: Document) -> tuple[Tokens, NDArray[np.uint8]]:
-        """Ids and loss mask of rendered messages."""
+        """Ids and loss mask of rendered messages, for runs of the first two rules."""
+        ...
+
+    def encode_turns(self, document: Document, data: DataSection) -> Conversation:
+        """Ids of the whole rendering, and what of it the request trains. Raises ChatRefused."""
         ...
 
     def chat_answer_start(self, document: Document, tokens: Tokens) -> int:

@@ -7,6 +7,8 @@ from numpy.typing import NDArray
 
 from mem_core.domain.environment import DataRemark
 from mem_core.domain.errors import RequestError
+from mem_core.domain.request import DataSection
+from mem_core.runtime.data.chat.conversation import Conversation
 from mem_core.runtime.data.encoding.encoder import Encoder
 from mem_core.runtime.data.encoding.joining import Tokens
 from mem_core.runtime.data.encoding.parts import CutAnywhere, PartedText
@@ -46,6 +48,14 @@ class ByteEncoder:
             "the byte tokenizer of presets has no chat template",
             field="data.messages_field",
             remedy="Use a model folder with a chat template, or prompt_field and completion_field",
+        )
+
+    def encode_turns(self, document: Document, data: DataSection) -> Conversation:
+        """Raises RequestError: bytes have no chat template."""
+        raise RequestError(
+            "the byte tokenizer of presets has no chat template",
+            field="data.messages_field" if data.messages_field else "data.prompt_field",
+            remedy="Use a model folder with a chat template, or give prompts and completions as text",
         )
 
     def chat_answer_start(self, document: Document, tokens: Tokens) -> int:

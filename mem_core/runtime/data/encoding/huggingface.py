@@ -1,6 +1,5 @@
 """Hugging Face tokenizers: ids of whole texts in bounded memory, chats by their template."""
 
-import re
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -10,7 +9,11 @@ from numpy.typing import NDArray
 
 from mem_core.domain.environment import DataRemark
 from mem_core.domain.errors import RequestError
-from mem_core.runtime.data.encoding.encoder import ChatRefused
+from mem_core.domain.request import DataSection
+from mem_core.runtime.data.chat.conversation import ChatRefused, Conversation
+from mem_core.runtime.data.chat.encode import Chats
+from mem_core.runtime.data.chat.rendering import marks_words
+from mem_core.runtime.data.chat.turns import common
 from mem_core.runtime.data.encoding.joining import CannotBeCut, Cutting, JoinedText, Spans, Tokens
 from mem_core.runtime.data.encoding.parts import CutByOffsets, CutWhereSeamsHold, PartedText
 from mem_core.runtime.data.reading.rows import Document
@@ -44,9 +47,10 @@ class HuggingFaceEncoder:
         first = tokenizer("a").input_ids[:1]
         self.prefix: tuple[int, ...] = tuple(first) if first and first[0] == tokenizer.bos_token_id else ()
         template = _template_of(tokenizer, rules)
-        self.chat_has_assistant_mask = re.search(r"\{%-?\s*generation\b", template) is not None
+        self.chat_has_assistant_mask = marks_words(template)
         fixed_day = rules > 1 and "strftime_now" in template
         self._template: dict[str, str] = {"chat_template": _with_fixed_day(template)} if fixed_day else {}
+        self._chats = Chats(tokenizer, template, self._template)
         text = f"the chat template writes the day; each row says {_TEMPLATE_DAY:%d %b %Y}, so that its tokens stay the same"
         self.notes = (*notes, *((DataRemark(check="data.chat_day", severity="notice", text=text),) if fixed_day else ()))
 
@@ -76,7 +80,7 @@ class HuggingFaceEncoder:
         texts = [prompt + completion for prompt, completion in pairs]
         if not self._has_offsets:
             prompts = self.encode([prompt for prompt, _ in pairs])
-            return [(whole, _common(whole, prompt)) for whole, prompt in zip(self.encode(texts), prompts, strict=True)]
+            return [(whole, common(whole, prompt)) for whole, prompt in zip(self.encode(texts), prompts, strict=True)]
         short = iter(self._spans([text for text in texts if self._is_short(text)]))
         found = [next(short) if self._is_short(text) else JoinedText(self._spans, self._cutting).add(text, last=True) for text in texts]
         return [
@@ -134,6 +138,10 @@ class HuggingFaceEncoder:
         mask = np.asarray(encoded["assistant_masks"], np.uint8) if self.chat_has_assistant_mask else np.ones(ids.size, np.uint8)
         return ids, mask
 
+    def encode_turns(self, document: Document, data: DataSection) -> Conversation:
+        """The whole rendering and what of it is trained. Raises RequestError: no chat template. ChatRefused."""
+        return self._chats.encode(document, data)
+
     def chat_answer_start(self, document: Document, tokens: Tokens) -> int:
         """The tokens that the conversation shares with itself rendered up to where its last answer is due; 0 where that is no chat."""
         messages = document.messages or []
@@ -144,7 +152,7 @@ class HuggingFaceEncoder:
             rendered = self._render(before, add_generation_prompt=True)
         except ChatRefused:
             return 0
-        return _common(tokens, np.asarray(rendered["input_ids"], np.uint32))
+        return common(tokens, np.asarray(rendered["input_ids"], np.uint32))
 
     def _render(self, messages: list[dict[str, Any]] | None, **options: Any) -> Any:
         from jinja2 import TemplateError
@@ -166,10 +174,3 @@ def _template_of(tokenizer: Any, rules: int) -> str:
 def _with_fixed_day(template: str) -> str:
     parts = "".join(f"|replace('%{part}', '{_TEMPLATE_DAY.strftime(f'%{part}')}')" for part in _DATE_PARTS)
     return f"{{% macro strftime_now(format) %}}{{{{ format{parts} }}}}{{% endmacro %}}{template}"
-
-
-def _common(one: Tokens, other: Tokens) -> int:
-    """How many tokens two sequences begin with alike."""
-    shorter = min(one.size, other.size)
-    different = np.flatnonzero(one[:shorter] != other[:shorter])
-    return int(different[0]) if different.size else shorter

@@ -4,6 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from mem_core.domain.environment import DataRemark
+from mem_core.domain.request import DataSection
+from mem_core.runtime.data.encoding.sequences import RowForm
+from mem_core.runtime.data.serving.shards import TokenIndex
 
 _Words = tuple[Literal["notice", "warning"], str, str, str]
 _WORDS: dict[str, _Words] = {
@@ -20,6 +23,10 @@ _WORDS: dict[str, _Words] = {
     "doubled_special_tokens": (
         "warning", "chat has", "chats have", "the tokenizer's beginning or end token twice in a row, as the template writes it",
     ),
+    "answers_without_end": (
+        "warning", "chat has", "chats have",
+        "an answer that the chat template ends with no end-of-turn token, so that the model is not taught to stop",
+    ),
 }  # fmt: skip
 CHAT_LOSS = DataRemark(
     check="data.chat_loss",
@@ -34,6 +41,29 @@ NONE_HELD_OUT = DataRemark(
     text="no row was held out for validation: there are too few documents for the fraction",
     remedy="Give a larger data.validation, or a list of files of its own.",
 )
+
+
+def one_a_row(why: str) -> DataRemark:
+    """Said where packing was asked for and documents cannot be kept apart."""
+    return DataRemark(
+        check="data.packing",
+        severity="warning",
+        text=f"each document is a row of its own, padded: this model cannot keep documents apart that share a row ({why})",
+        remedy="Set data.packing to false to say so yourself, or data.document_attention to across to pack them all the same.",
+    )
+
+
+def coverage(data: DataSection, form: RowForm, index: TokenIndex, rules: int) -> tuple[DataRemark, ...]:
+    """What the loss of rows with answers covers, and whether documents see each other. Runs of earlier rules had other words for it."""
+    if rules < 3 or not (data.prompt_field or data.messages_field) or not index.num_tokens:
+        return ()
+    if not form.masked:
+        text = "the loss covers prompts and completions" if data.prompt_field else "the loss covers whole conversations"
+    else:
+        what = "the assistant's words and end-of-turn tokens" if data.messages_field else "the completions"
+        text = f"the loss covers {what}: {index.trained_tokens / index.num_tokens:.0%} of the tokens"
+    apart = "; documents that share a row do not see each other" if form.apart else ""
+    return (DataRemark(check="data.loss", severity="notice", text=text + apart),)
 
 
 def notices(dropped: Mapping[str, int], remarks: Mapping[str, int], bad_rows: Sequence[str], num_bad_rows: int) -> list[DataRemark]:

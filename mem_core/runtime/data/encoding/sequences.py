@@ -1,15 +1,57 @@
 """Tokenised documents to training rows: packed into full sequences, or one document (or chunk) a row."""
 
 from collections import Counter
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mem_core.domain.request import DataSection
-from mem_core.runtime.data.serving.shards import ShardWriter, trained_labels
+from mem_core.runtime.data.serving.shards import BEGINS_DOCUMENT, ShardWriter, trained_labels
 
 Mask = NDArray[np.uint8]
 _FLUSH_TOKENS = 65_536
+_MOST_OPEN_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RowForm:
+    """What rows hold beside tokens. `masked`: some labels do not count. `apart`: packed documents do not see each other, so that it is
+    kept where each begins. `undivided`: packing puts no document into two rows."""
+
+    masked: bool = False
+    apart: bool = False
+    undivided: bool = False
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether a byte is kept for each token."""
+        return self.masked or self.apart
+
+
+class Rows(Protocol):
+    """Where tokenised documents go; `dropped` counts by kind what does not become a row."""
+
+    dropped: Counter[str]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens taken in so far and not dropped."""
+        ...
+
+    def add(self, tokens: NDArray[np.integer], mask: Mask | None, *, own_row: bool = False) -> None:
+        """Take one document or part, shape [tokens]; `mask` is there exactly when the writer stores masks."""
+        ...
+
+    def finish(self) -> None:
+        """Write what is left."""
+        ...
+
+
+def rows_for(writer: ShardWriter, data: DataSection, form: RowForm) -> Rows:
+    """The maker of rows of this form."""
+    return UndividedRows(writer, data) if form.undivided and data.packing else RowMaker(writer, data, form.has_mask)
 
 
 class RowMaker:
@@ -78,9 +120,81 @@ class RowMaker:
         self._waiting = tokens.size - used
 
     def _write(self, tokens: NDArray[np.integer], lengths: NDArray[np.int64], mask: Mask | None) -> None:
-        keep = trained_labels(lengths, mask) > 0
-        if not keep.all():
-            self.dropped["rows_without_trained_label"] += int((~keep).sum())
-            kept_tokens = np.repeat(keep, lengths)
-            tokens, mask, lengths = tokens[kept_tokens], None if mask is None else mask[kept_tokens], lengths[keep]
-        self._writer.write(tokens, lengths, mask)
+        without = _write_trained(self._writer, tokens, lengths, mask)
+        if without:
+            self.dropped["rows_without_trained_label"] += without
+
+
+def _write_trained(writer: ShardWriter, tokens: NDArray[np.integer], lengths: NDArray[np.int64], mask: Mask | None) -> int:
+    """Write the rows that have a label that counts; how many have none."""
+    keep = trained_labels(lengths, mask) > 0
+    if not keep.all():
+        kept_tokens = np.repeat(keep, lengths)
+        tokens, mask, lengths = tokens[kept_tokens], None if mask is None else mask[kept_tokens], lengths[keep]
+    writer.write(tokens, lengths, mask)
+    return int((~keep).sum())
+
+
+@dataclass(slots=True)
+class _OpenRow:
+    """A row that still has room."""
+
+    tokens: list[NDArray[np.integer]] = field(default_factory=list[NDArray[np.integer]])
+    masks: list[Mask] = field(default_factory=list[Mask])
+    size: int = 0
+
+
+class UndividedRows:
+    """Feeds one ShardWriter with rows of several documents that do not see each other, none of which is divided: an answer whose row
+    began without its prompt would be trained on nothing.
+
+    Each document goes where it leaves the least room, among the last rows that have some (best fit); rows are then nearly full, and
+    what is missing is padding. Documents longer than a row are cut, and each piece counts as a document of its own.
+    """
+
+    def __init__(self, writer: ShardWriter, data: DataSection) -> None:
+        self._writer = writer
+        self._limit = data.sequence_length
+        self._truncate = data.long_documents == "truncate"
+        self._open: list[_OpenRow] = []
+        self.dropped: Counter[str] = Counter()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens taken in so far and not dropped."""
+        return self._writer.num_tokens + sum(row.size for row in self._open)
+
+    def add(self, tokens: NDArray[np.integer], mask: Mask | None, *, own_row: bool = False) -> None:
+        """Take one document, shape [tokens]."""
+        del own_row  # none is divided
+        assert mask is not None, "rows whose documents do not see each other keep where each begins"
+        if tokens.size > self._limit and self._truncate:
+            tokens, mask = tokens[: self._limit], mask[: self._limit]
+            self.dropped["truncated_documents"] += 1
+        for start in range(0, tokens.size, self._limit):
+            piece = mask[start : start + self._limit].copy()
+            piece[0] = BEGINS_DOCUMENT
+            self._place(tokens[start : start + self._limit], piece)
+
+    def _place(self, tokens: NDArray[np.integer], mask: Mask) -> None:
+        if not (mask & 1).any():  # a piece of a prompt: nothing would be trained, and nobody sees it
+            self.dropped["rows_without_trained_label"] += 1
+            return
+        fitting = [row for row in self._open if row.size + tokens.size <= self._limit]
+        row = max(fitting, key=lambda row: row.size) if fitting else _OpenRow()
+        if not fitting:
+            self._open.append(row)
+        row.tokens.append(tokens)
+        row.masks.append(mask)
+        row.size += tokens.size
+        if row.size == self._limit or len(self._open) > _MOST_OPEN_ROWS:
+            self._write(max(self._open, key=lambda row: row.size))
+
+    def finish(self) -> None:
+        """Write what is left."""
+        for row in list(self._open):
+            self._write(row)
+
+    def _write(self, row: _OpenRow) -> None:
+        self._open = [other for other in self._open if other is not row]
+        _write_trained(self._writer, np.concatenate(row.tokens), np.array([row.size], np.int64), np.concatenate(row.masks))

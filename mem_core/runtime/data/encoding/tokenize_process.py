@@ -5,22 +5,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from mem_core.domain.environment import DataRemark
 from mem_core.domain.errors import DataError, StoreUnavailable
 from mem_core.domain.request import DataSection
 from mem_core.runtime.data.child import Say, answer_parent
 from mem_core.runtime.data.encoding.acceptance import check_prepared
-from mem_core.runtime.data.encoding.cache import HashCache, fingerprint, load_prepared, publish, staging_folder
+from mem_core.runtime.data.encoding.cache import HashCache, encoding_for, fingerprint, load_prepared, publish, staging_folder
+from mem_core.runtime.data.encoding.earlier_rules import FirstRules, SecondRules
 from mem_core.runtime.data.encoding.encoder import Encoder
 from mem_core.runtime.data.encoding.encoders import make_encoder
-from mem_core.runtime.data.encoding.first_rules import FirstRules
-from mem_core.runtime.data.encoding.notices import CHAT_LOSS, NONE_HELD_OUT, notices
-from mem_core.runtime.data.encoding.sequences import RowMaker
+from mem_core.runtime.data.encoding.forms import remember_apart, row_form
+from mem_core.runtime.data.encoding.notices import CHAT_LOSS, NONE_HELD_OUT, coverage, notices
+from mem_core.runtime.data.encoding.sequences import rows_for
 from mem_core.runtime.data.encoding.tokenizing import Target, Tokenizing
 from mem_core.runtime.data.reading.sources import SourceFile, each_once, resolve_files, unchanged
 from mem_core.runtime.data.reading.units import Readable, hash_file
 from mem_core.runtime.data.serving.shards import ShardWriter, TokenIndex
 from mem_core.runtime.data.values import OnProgress, PreparedData, PrepareJob, PrepareProgress
-from mem_core.runtime.models.encoding import encoding_of
 
 _PROGRESS_EVERY_S = 0.2
 Phase = Literal["hashing", "tokenizing"]
@@ -43,6 +44,7 @@ def prepare_here(job: PrepareJob, on_progress: OnProgress) -> PreparedData:
         cached = load_prepared(job.cache_dir, name)
         if cached is not None:
             return cached
+        remember_apart(job)
         prepared = tokenize_files(job, readable[: len(train)], readable[len(train) :], folder, name, report)
         changed = [file.source.path for file in readable if not unchanged(file.source)]
         if changed:
@@ -114,11 +116,13 @@ def tokenize_files(
     Raises:
         DataError, RequestError: see `prepare_data`.
     """
-    encoder, data = make_encoder(job.tokenizer_source, job.rules), job.data
-    has_mask = data.prompt_field is not None or (data.messages_field is not None and encoder.chat_has_assistant_mask)
-    work = (FirstRules if job.rules == 1 else Tokenizing)(encoder, data, has_mask, job.vocab_size)
-    writers = [ShardWriter(folder / part, encoder.vocab_size, has_mask) for part in ("train", "validation")]
-    makers = [RowMaker(writer, data, has_mask) for writer in writers]
+    encoder = make_encoder(job.tokenizer_source, job.rules)
+    data, form, told = row_form(job, encoder)
+    work = {1: FirstRules, 2: SecondRules}.get(job.rules, Tokenizing)(encoder, data, form, job.vocab_size)
+    writers = [
+        ShardWriter(folder / part, encoder.vocab_size, form.has_mask, documents_apart=form.apart) for part in ("train", "validation")
+    ]
+    makers = [rows_for(writer, data, form) for writer in writers]
     held_out = data.validation if isinstance(data.validation, float) else 0.0
     targets = [Target(makers[0], makers[1] if held_out else None, held_out)] * len(train) + [Target(makers[1])] * len(validation)
 
@@ -132,27 +136,28 @@ def tokenize_files(
         work.flush()
         for maker in makers:
             maker.finish()
+            work.dropped += maker.dropped
         report.finish(counts)
         indexes = [writer.finish() for writer in writers]
     finally:
         for writer in writers:
             writer.close()
-    return _result(job, name, work, makers, indexes, encoder, [file.source for file in (*train, *validation)])
+    told = (*told, *coverage(job.data, form, indexes[0], job.rules))
+    return _result(job, name, work, indexes, encoder, told, [file.source for file in (*train, *validation)])
 
 
 def _result(
     job: PrepareJob,
     name: str,
     work: Tokenizing,
-    makers: Sequence[RowMaker],
     indexes: Sequence[TokenIndex],
     encoder: Encoder,
+    told: Sequence[DataRemark],
     sources: Sequence[SourceFile],
 ) -> PreparedData:
     train, validation = indexes
-    dropped = work.dropped + makers[0].dropped + makers[1].dropped
-    remarks = [*encoder.notes, *notices(dropped, work.remarks, work.bad_rows, work.num_bad_rows)]
-    if job.data.messages_field is not None and not encoder.chat_has_assistant_mask:
+    remarks = [*encoder.notes, *notices(work.dropped, work.remarks, work.bad_rows, work.num_bad_rows), *told]
+    if job.rules < 3 and job.data.messages_field is not None and not encoder.chat_has_assistant_mask:
         remarks.append(CHAT_LOSS)
     if job.data.validation is not None and not validation.num_rows:
         remarks.append(NONE_HELD_OUT)
@@ -169,7 +174,7 @@ def _result(
         bad_rows=tuple(work.bad_rows),
         num_bad_rows=work.num_bad_rows,
         hint=work.hint,
-        dropped_rows=dict(dropped),
+        dropped_rows=dict(work.dropped),
         pad_token_id=encoder.pad_token_id,
         eos_token_id=encoder.eos_token_id,
         vocab_size=encoder.vocab_size,
@@ -187,7 +192,7 @@ def _encoding(job: PrepareJob, encoder: Encoder) -> dict[str, str]:
     """What the record of a run keeps, to know a changed encoding from changed data; the first rules kept nothing."""
     if job.rules == 1:
         return {}
-    return {**encoding_of(job.tokenizer_source, chat=job.data.messages_field is not None), **encoder.identity}
+    return {**encoding_for(job.data, job.tokenizer_source, job.rules), **encoder.identity}
 
 
 def _work(line: bytes, say: Say) -> dict[str, Any]:

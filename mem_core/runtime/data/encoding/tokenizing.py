@@ -10,13 +10,15 @@ from numpy.typing import NDArray
 
 from mem_core.domain.errors import DataError, RequestError
 from mem_core.domain.request import DataSection
-from mem_core.runtime.data.encoding.encoder import ChatRefused, Encoder
+from mem_core.runtime.data.chat.conversation import ChatRefused
+from mem_core.runtime.data.encoding.encoder import Encoder
 from mem_core.runtime.data.encoding.joining import CannotBeCut, Tokens
-from mem_core.runtime.data.encoding.lengths import cut_prompt, last_answer_start
+from mem_core.runtime.data.encoding.lengths import cut_prompt
 from mem_core.runtime.data.encoding.parts import PartedText
-from mem_core.runtime.data.encoding.sequences import RowMaker
+from mem_core.runtime.data.encoding.sequences import RowForm, Rows
 from mem_core.runtime.data.reading.rows import BadRow
 from mem_core.runtime.data.reading.units import Readable, Unit, read_units
+from mem_core.runtime.data.serving.shards import BEGINS_DOCUMENT
 from mem_core.runtime.data.values import MAX_BAD_ROWS_KEPT
 
 _BATCH_CHARS = 2**18
@@ -28,8 +30,8 @@ Mask = NDArray[np.uint8]
 class Target:
     """Where rows go; `held_out` is None for a list's own rows and a fraction where some are for validation."""
 
-    rows: RowMaker
-    validation: RowMaker | None = None
+    rows: Rows
+    validation: Rows | None = None
     held_out: float = 0.0
 
 
@@ -38,19 +40,20 @@ class Waiting:
     """A unit, where its rows go, and the file that it came from."""
 
     unit: Unit
-    rows: RowMaker
+    rows: Rows
     path: str
 
 
 class Tokenizing:
     """Runs files through an encoder into row makers. `is_failing` tells that rows are only checked any more."""
 
-    rules = 2
+    rules = 3
 
-    def __init__(self, encoder: Encoder, data: DataSection, has_mask: bool, vocab_size: int | None) -> None:
+    def __init__(self, encoder: Encoder, data: DataSection, form: RowForm, vocab_size: int | None) -> None:
         self._encoder = encoder
         self._data = data
-        self._has_mask = has_mask
+        self._form = form
+        self._last_rows: Rows | None = None
         self._vocab_size = vocab_size
         self._waiting: list[Waiting] = []
         self._waiting_chars = 0
@@ -153,20 +156,17 @@ class Tokenizing:
 
     def _take_chat(self, item: Waiting) -> None:
         try:
-            tokens, mask = self._encoder.encode_chat(item.unit.document)
+            chat = self._encoder.encode_turns(item.unit.document, self._data)
         except ChatRefused as refused:
-            self._bad(item.path, BadRow(item.unit.line, str(refused)))
+            self._bad(item.path, BadRow(item.unit.line, str(refused), refused.hint))
             return
-        if self._has_mask and not mask[1:].any():
-            self._bad(item.path, BadRow(item.unit.line, "none of its tokens would be trained: it holds no words of the assistant"))
-            return
-        start = last_answer_start(mask) if self._has_mask else None  # before an end is added, which would be a stretch of its own
-        end = self._encoder.eos_token_id
-        if end is not None and end not in tokens[-2:]:
-            tokens, mask = np.append(tokens, np.uint32(end)), np.append(mask, np.uint8(1))
+        self._remark_doubled(chat.tokens)
+        self.remarks["answers_without_end"] += not chat.ends_answers
+        self._take_answered(item, chat.tokens, chat.mask, chat.answer_start)
+
+    def _remark_doubled(self, tokens: Tokens) -> None:
         twice = tokens[1:][tokens[1:] == tokens[:-1]]
         self.remarks["doubled_special_tokens"] += bool(np.isin(twice, self._specials).any())
-        self._take_answered(item, tokens, mask, start)
 
     def _take_pair(self, item: Waiting, tokens: Tokens, num_prompt_tokens: int) -> None:
         if num_prompt_tokens >= tokens.size:
@@ -177,7 +177,8 @@ class Tokenizing:
         tokens, added = self._with_specials(item.unit, tokens)
         start = num_prompt_tokens + added
         mask = np.ones(tokens.size, np.uint8)
-        mask[:start] = 0
+        if self._form.masked:
+            mask[:start] = 0
         self._take_answered(item, tokens, mask, start)
 
     def _take_text(self, item: Waiting, tokens: Tokens) -> None:
@@ -209,7 +210,7 @@ class Tokenizing:
         prefix = len(self._encoder.prefix) if tuple(tokens[: len(self._encoder.prefix)]) == self._encoder.prefix else 0
         cut, cut_mask = cut_prompt(tokens, mask, start, prefix, limit)
         self.remarks["prompts_cut"] += cut.size < tokens.size
-        self.remarks["answers_cut"] += self._has_mask and int(cut_mask.sum()) < int(mask.sum())
+        self.remarks["answers_cut"] += self._form.masked and int(cut_mask.sum()) < int(mask.sum())
         self._add(item, cut, cut_mask, own_row=cut.size == limit)
 
     def _fits_or_may_be_cut(self, item: Waiting, tokens: Tokens) -> bool:
@@ -222,8 +223,13 @@ class Tokenizing:
 
     def _add(self, item: Waiting, tokens: Tokens, mask: Mask, *, own_row: bool = False) -> None:
         self._check_vocabulary(tokens)
-        if tokens.size:
-            item.rows.add(tokens, mask if self._has_mask else None, own_row=own_row)
+        if not tokens.size:
+            return
+        if self._form.apart and (item.unit.first or item.rows is not self._last_rows):
+            mask = mask.copy()
+            mask[0] = BEGINS_DOCUMENT  # which nothing before it predicts
+        self._last_rows = item.rows
+        item.rows.add(tokens, mask if self._form.has_mask else None, own_row=own_row)
 
     def _check_vocabulary(self, tokens: Tokens) -> None:
         highest = int(tokens.max()) if tokens.size else 0

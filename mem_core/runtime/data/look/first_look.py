@@ -12,11 +12,12 @@ from mem_core.domain.environment import DataFile, DataNumbers, DataRemark
 from mem_core.domain.errors import MemError
 from mem_core.domain.request import DataSection
 from mem_core.runtime.data.child import NoAnswer, ask_child
+from mem_core.runtime.data.encoding.cache import encoding_for
 from mem_core.runtime.data.encoding.prepare import told_before
 from mem_core.runtime.data.look.rows import Look, LookJob, judged, look_here, refusal_of
 from mem_core.runtime.data.reading.sources import SourceFile, each_once, resolve_files
 from mem_core.runtime.data.values import PrepareJob
-from mem_core.runtime.models.encoding import CURRENT_RULES, encoding_of
+from mem_core.runtime.models.encoding import CURRENT_RULES
 from mem_core.runtime.models.folders import is_preset
 
 PROGRAM = "mem_core.runtime.data.look.look_process"
@@ -93,7 +94,7 @@ def _look(job: LookJob, may_be_cached: bool, ask: Ask) -> Look:
         cached = told_before(job.prepare, job.train, job.validation) if may_be_cached else None
         if cached is not None:
             return judged(cached, job.prepare, whole=True)
-        encoding = encoding_of(source, chat=job.prepare.data.messages_field is not None)
+        encoding = encoding_for(job.prepare.data, source, job.prepare.rules)
         return Look.model_validate_json(_asked(ask, job.model_dump_json(), json.dumps(encoding)))
     except NoAnswer:
         text = f"the tokenizer did not answer within {LIMIT_S:.0f} s, so that no row could be looked at"

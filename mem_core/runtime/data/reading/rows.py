@@ -7,21 +7,25 @@ from typing import Any
 
 from mem_core.domain.request import DataSection
 from mem_core.runtime.data.reading.hints import fitting_setting
+from mem_core.runtime.data.reading.messages import Message, read_messages, read_tools
+from mem_core.runtime.data.reading.refused import KINDS, FileRefused, RowRefused
 from mem_core.runtime.models.encoding import CURRENT_RULES
 
 _BOM = b"\xef\xbb\xbf"
 _CHAT_EXTRAS = ("tools", "functions", "documents")
 _UNSUPPORTED = "Leave the rows with {} out, or render them yourself and give them as prompt and completion"
-_KINDS = {list: "a list", str: "a string", int: "a number", float: "a number", bool: "true or false", type(None): "null", dict: "an object"}
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What one row gives to the tokenizer: text, or prompt and completion, or chat messages."""
+    """What one row gives to the tokenizer: text, or prompt and completion, or chat messages, of which the first `num_prompt_messages`
+    are a prompt."""
 
     text: str = ""
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    num_prompt_messages: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,24 +35,6 @@ class BadRow:
     line: int
     reason: str
     hint: str = ""  # the setting that would fit the row, where it is a known kind of row
-
-
-class FileRefused(ValueError):
-    """The file cannot be used as rows at all, or holds rows that must not be passed over: no count of bad rows would say what is lost."""
-
-    def __init__(self, line: int, what: str, remedy: str) -> None:
-        super().__init__(what)
-        self.line = line
-        self.what = what
-        self.remedy = remedy
-
-
-class _Bad(ValueError):
-    """A reason on its way to `BadRow`."""
-
-    def __init__(self, reason: str, hint: str = "") -> None:
-        super().__init__(reason)
-        self.hint = hint
 
 
 def check_rows(
@@ -67,7 +53,7 @@ def check_rows(
             is_first = False
         try:
             yield number, len(line), _document(body, offset + len(line) - len(body), data, number, rules) if body.strip() else None
-        except _Bad as bad:
+        except RowRefused as bad:
             if rules > 1:
                 _refuse_carriage_returns(body, number)
             yield number, len(line), BadRow(number, str(bad), bad.hint)
@@ -109,17 +95,37 @@ def _refuse_carriage_returns(line: bytes, number: int) -> None:
 
 def _document(line: bytes, offset: int, data: DataSection, number: int, rules: int) -> Document:
     row = _object(line, offset)
+    if data.messages_field is not None and rules > 2:
+        return _chat(row, data.messages_field, number)
     if data.messages_field is not None:
         if rules > 1:
             _refuse_unsupported(row, data.messages_field, number)
         return Document(messages=_messages(row, data.messages_field))
     if data.prompt_field is not None and data.completion_field is not None:
+        if rules > 2 and any(isinstance(row.get(name), list) for name in (data.prompt_field, data.completion_field)):
+            return _answered_chat(row, data.prompt_field, data.completion_field, number)
         return Document(prompt=_text(row, data.prompt_field, blank_allowed=True), text=_text(row, data.completion_field))
     return Document(text=_text(row, data.text_field))
 
 
+def _chat(row: dict[str, Any], field: str, number: int) -> Document:
+    return Document(messages=_listed(row, field, number), tools=read_tools(row, number))
+
+
+def _answered_chat(row: dict[str, Any], prompt: str, completion: str, number: int) -> Document:
+    """Prompt and completion as messages: one conversation, of which the prompt is the beginning."""
+    before, after = (_listed(row, name, number) for name in (prompt, completion))
+    return Document(messages=[*before, *after], tools=read_tools(row, number), num_prompt_messages=len(before))
+
+
+def _listed(row: dict[str, Any], field: str, number: int) -> list[Message]:
+    if field not in row:
+        raise RowRefused(f"field '{field}' is missing; the row has {_names(row)}", fitting_setting(row))
+    return read_messages(row[field], field, number, fitting_setting(row))
+
+
 def _refuse_unsupported(row: dict[str, Any], field: str, number: int) -> None:
-    """What a chat row may hold beside words: left out in silence it would train another model than its author thinks."""
+    """What a chat row could not hold beside words for runs of the second rules."""
     for name in _CHAT_EXTRAS:
         if row.get(name):
             raise FileRefused(number, f"the chat comes with '{name}', which is not supported yet", _UNSUPPORTED.format(f"'{name}'"))
@@ -138,18 +144,18 @@ def _object(line: bytes, offset: int) -> dict[str, Any]:
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as exc:
-        raise _Bad(not_utf8(exc, offset)) from exc
+        raise RowRefused(not_utf8(exc, offset)) from exc
     try:
         row = json.loads(text)
     except json.JSONDecodeError as exc:
         if exc.msg == "Extra data":
-            raise _Bad(f"two JSON values on one line (the second starts at column {exc.colno})") from exc
+            raise RowRefused(f"two JSON values on one line (the second starts at column {exc.colno})") from exc
         cut = ", the line looks cut off" if exc.pos >= len(text.rstrip()) or exc.msg.startswith("Unterminated") else ""
-        raise _Bad(f"not valid JSON: {exc.msg.removesuffix(' at')} at column {exc.colno}{cut}") from exc
+        raise RowRefused(f"not valid JSON: {exc.msg.removesuffix(' at')} at column {exc.colno}{cut}") from exc
     except (RecursionError, ValueError) as exc:
-        raise _Bad(f"not usable JSON: {exc}") from exc
+        raise RowRefused(f"not usable JSON: {exc}") from exc
     if not isinstance(row, dict):
-        raise _Bad(f"{_KINDS[type(row)]} where an object is due")
+        raise RowRefused(f"{KINDS[type(row)]} where an object is due")
     return row
 
 
@@ -160,12 +166,12 @@ def not_utf8(exc: UnicodeDecodeError, offset: int) -> str:
 
 def _text(row: dict[str, Any], field: str, blank_allowed: bool = False) -> str:
     if field not in row:
-        raise _Bad(f"field '{field}' is missing; the row has {_names(row)}", fitting_setting(row))
+        raise RowRefused(f"field '{field}' is missing; the row has {_names(row)}", fitting_setting(row))
     value = row[field]
     if not isinstance(value, str):
-        raise _Bad(f"field '{field}' is {_KINDS[type(value)]}, not a string")
+        raise RowRefused(f"field '{field}' is {KINDS[type(value)]}, not a string")
     if not value.strip() and not blank_allowed:
-        raise _Bad(f"field '{field}' is {'blank' if value else 'empty'}")
+        raise RowRefused(f"field '{field}' is {'blank' if value else 'empty'}")
     return _encodable(value, field)
 
 
@@ -175,19 +181,19 @@ def _encodable(value: str, field: str) -> str:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as exc:
-        raise _Bad(f"field '{field}' holds half a surrogate pair at character {exc.start}") from exc
+        raise RowRefused(f"field '{field}' holds half a surrogate pair at character {exc.start}") from exc
     return value
 
 
 def _messages(row: dict[str, Any], field: str) -> list[dict[str, Any]]:
     messages = row.get(field)
     if field not in row:
-        raise _Bad(f"field '{field}' is missing; the row has {_names(row)}", fitting_setting(row))
+        raise RowRefused(f"field '{field}' is missing; the row has {_names(row)}", fitting_setting(row))
     if not isinstance(messages, list) or not messages:
-        raise _Bad(f"field '{field}' is {'an empty list' if messages == [] else _KINDS[type(messages)]}, not a list of messages")
+        raise RowRefused(f"field '{field}' is {'an empty list' if messages == [] else KINDS[type(messages)]}, not a list of messages")
     for position, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            raise _Bad(f"message {position} of '{field}' needs a role and a content that are strings", fitting_setting(row))
+            raise RowRefused(f"message {position} of '{field}' needs a role and a content that are strings", fitting_setting(row))
         _encodable(message["content"], field)
     return messages
 

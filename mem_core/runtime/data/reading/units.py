@@ -13,7 +13,8 @@ from mem_core.domain.request import DataSection
 from mem_core.infrastructure.storage.reading import open_regular
 from mem_core.runtime.data.reading.formats import HEAD_BYTES, foreign_format
 from mem_core.runtime.data.reading.pieces import pieces
-from mem_core.runtime.data.reading.rows import BadRow, Document, FileRefused, check_rows, not_utf8
+from mem_core.runtime.data.reading.refused import FileRefused
+from mem_core.runtime.data.reading.rows import BadRow, Document, check_rows, not_utf8
 from mem_core.runtime.data.reading.sources import SourceFile, open_source
 
 BLOCK_BYTES = 2**20
@@ -199,6 +200,6 @@ def _document_key(document: Document) -> bytes:
     content = (
         document.text
         if document.prompt is None and document.messages is None
-        else json.dumps([document.prompt, document.text, document.messages])
+        else json.dumps([document.prompt, document.text, document.messages, *([document.tools] if document.tools else [])])
     )
     return hashlib.blake2b(content.encode("utf-8", "replace"), digest_size=16).digest()

@@ -2,7 +2,8 @@
 
     index.json            TokenIndex
     tokens-00000.bin ...  unsigned 16- or 32-bit little-endian tokens; a row never straddles shards
-    mask-00000.bin ...    one byte per token, 1 where its label counts; only when some label does not
+    mask-00000.bin ...    one byte per token: 1 where its label counts, 2 where a document begins that sees none before it;
+                          only where there is something to say
     lengths.i32  trained.i32  offsets.i64   one number per row; offsets count tokens over all shards
 
 Numbers are appended while rows are written, so that memory does not grow with the data.
@@ -20,6 +21,7 @@ from mem_core.domain.units import Value
 from mem_core.infrastructure.storage.reading import open_regular
 
 SHARD_TOKENS = 2**26
+COUNTS, BEGINS_DOCUMENT = 1, 2
 INDEX_NAME = "index.json"
 
 
@@ -30,6 +32,7 @@ class TokenIndex(Value):
     dtype: Literal["uint16", "uint32"]
     shard_tokens: tuple[int, ...]
     has_mask: bool
+    documents_apart: bool = False  # rows of several documents, of which none sees another
     num_rows: int
     num_tokens: int
     trained_tokens: int
@@ -41,8 +44,11 @@ class TokenIndex(Value):
 class ShardWriter:
     """Writes rows in order. `finish` makes them durable; before it the folder has no index and is no dataset."""
 
-    def __init__(self, folder: Path, vocab_size: int, has_mask: bool, shard_tokens: int = SHARD_TOKENS) -> None:
+    def __init__(
+        self, folder: Path, vocab_size: int, has_mask: bool, shard_tokens: int = SHARD_TOKENS, *, documents_apart: bool = False
+    ) -> None:
         self._folder = folder
+        self._apart = documents_apart
         self._dtype: Literal["uint16", "uint32"] = "uint16" if vocab_size <= 2**16 else "uint32"
         self._has_mask = has_mask
         self._limit = shard_tokens
@@ -120,6 +126,7 @@ class ShardWriter:
             dtype=self._dtype,
             shard_tokens=tuple(self._shards),
             has_mask=self._has_mask,
+            documents_apart=self._apart,
             num_rows=self._num_rows,
             num_tokens=self._num_tokens,
             trained_tokens=self._trained,
@@ -143,7 +150,7 @@ def trained_labels(lengths: NDArray[np.int64], mask: NDArray[np.uint8] | None) -
     """Label positions that count in each row after the shift, shape [rows]: a row's first token is never predicted."""
     if mask is None:
         return lengths - 1
-    counted = np.concatenate(([0], np.cumsum(mask, dtype=np.int64)))
+    counted = np.concatenate(([0], np.cumsum(mask & COUNTS, dtype=np.int64)))
     stops = np.cumsum(lengths)
     starts = stops - lengths
     return counted[stops] - counted[np.minimum(starts + 1, stops)]

@@ -31,6 +31,8 @@ class WorkerSpec:
     on_built: str | Callable[[Any], None] = ""
     allocator_setting: str = ""
     """For a device's caching allocator, in torch's words; empty: as the environment says. Set after fragmentation."""
+    router_loss: bool = False
+    """Whether what the model adds to its own loss is trained on: runs that were born without it go on without it."""
 
     @property
     def num_ranks(self) -> int:

@@ -129,5 +129,5 @@ def _worker_spec(held: Held, request: RuntimeRequest, data: PreparedData, record
     return WorkerSpec(
         request=request, device=environment.device, dtype=environment.dtype, num_threads=record.threads_per_rank,
         data_folder=data.train_dir, validation_folder=data.validation_dir, pad_token_id=data.pad_token_id,
-        default_plan=record.default_plan, on_built=held.order.options.on_built,
+        default_plan=record.default_plan, on_built=held.order.options.on_built, router_loss=record.router_loss,
     )  # fmt: skip

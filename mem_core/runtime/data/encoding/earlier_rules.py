@@ -1,16 +1,40 @@
-"""How rows became tokens for runs that were born before a run's record named its encoding: kept to the letter, so that they go on.
+"""How rows became tokens for runs that were born under earlier rules: kept to the letter, so that they go on. Not used for a new run.
 
-Pieces of a long text are encoded apart, prompt and completion too, the document's beginning and end are always added, and a row with
-an answer is cut like any other. None of it is used for a new run.
+First rules (before a run's record named its encoding): pieces of a long text are encoded apart, prompt and completion too, the
+document's beginning and end are always added, and a row with an answer is cut like any other. Second rules: the loss of a chat covers
+what its template marks, else all of it, and an end is added to one that has none.
 """
 
 import numpy as np
 
-from mem_core.runtime.data.encoding.encoder import ChatRefused
+from mem_core.runtime.data.chat.conversation import ChatRefused
 from mem_core.runtime.data.encoding.joining import Tokens
+from mem_core.runtime.data.encoding.lengths import last_answer_start
 from mem_core.runtime.data.encoding.tokenizing import Mask, Tokenizing, Waiting
 from mem_core.runtime.data.reading.pieces import pieces
 from mem_core.runtime.data.reading.rows import BadRow
+
+
+class SecondRules(Tokenizing):
+    """Tokenizing as it was then."""
+
+    rules = 2
+
+    def _take_chat(self, item: Waiting) -> None:
+        try:
+            tokens, mask = self._encoder.encode_chat(item.unit.document)
+        except ChatRefused as refused:
+            self._bad(item.path, BadRow(item.unit.line, str(refused)))
+            return
+        if self._form.masked and not mask[1:].any():
+            self._bad(item.path, BadRow(item.unit.line, "none of its tokens would be trained: it holds no words of the assistant"))
+            return
+        start = last_answer_start(mask) if self._form.masked else None  # before an end is added, which would be a stretch of its own
+        end = self._encoder.eos_token_id
+        if end is not None and end not in tokens[-2:]:
+            tokens, mask = np.append(tokens, np.uint32(end)), np.append(mask, np.uint8(1))
+        self._remark_doubled(tokens)
+        self._take_answered(item, tokens, mask, start)
 
 
 class FirstRules(Tokenizing):
