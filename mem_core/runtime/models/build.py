@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mem_core.domain.capabilities import refusal
 from mem_core.domain.errors import InternalError, RequestError
 from mem_core.domain.request import ModelSection
 from mem_core.runtime.models.configuration import refused
@@ -155,8 +154,6 @@ def _write_tokenizer(source: str, target: Path, cache_dir: Path | None) -> None:
 
 
 def _check(model: ModelSection, sequence_length: int, dtype: str, cache_dir: Path | None) -> None:
-    if model.lora is not None:
-        raise refusal("lora", "model.lora", f"rank {model.lora.rank}")
     if dtype not in _DTYPES:
         raise RequestError("unknown number format", field="model.dtype", value=dtype, bound=", ".join(_DTYPES), remedy="Use one of these")
     positions = describe_model(model.source, cache_dir).max_positions
