@@ -17,6 +17,7 @@ from mem_core.domain.request import LoraSection, RuntimeRequest
 from mem_core.runtime.models.adapters import left_out_experts, put_adapters
 from mem_core.runtime.models.build import clean_name, parameter_names
 
+BASE_KEY = "mem_base_sha256"  # in a checkpoint's model states, beside DeepSpeed's own entries
 _SHOWN_NAMES = 12
 
 
@@ -157,6 +158,16 @@ def frozen_digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
         digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype};".encode())
         digest.update(tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def refuse_other_base(saved: str, found: str, source: str) -> None:
+    """Raises RequestError: what does not train, read anew from `source`, is not what the checkpoint was trained on."""
+    if saved != found:
+        raise RequestError(
+            "the model has changed since the checkpoint was saved: the weights that do not train are other ones",
+            field="model.source", value=f"{source} with {found[:16] or 'none'}", bound=saved[:16] or "none",
+            remedy="Restore the model folder as it was, or use a new run_id.",
+        )  # fmt: skip
 
 
 def _shown(names: list[str]) -> str:

@@ -46,7 +46,7 @@ def _probe_config(request: RuntimeRequest, dtype: Any) -> dict[str, Any]:
     from mem_core.runtime.deepspeed.engine_config import engine_config
 
     plan = MemoryPlan(micro_batch_rows=1, offload_optimizer=request.parallel.offload_optimizer)
-    config = engine_config(request, dtype, plan, Hyperparams(), num_parameters=1)
+    config = engine_config(request, dtype, plan, Hyperparams(), num_trained=1)
     config["train_batch_size"] = config["train_micro_batch_size_per_gpu"]  # no process group stands here: DeepSpeed counts one rank
     try:
         DeepSpeedConfig(config)
