@@ -67,6 +67,9 @@ def _checkpoint_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser
     export = _run_verb(group, "export", "a proven checkpoint as a Hugging Face folder")
     export.add_argument("--step", type=int, default=None, help="which one; default the newest valid")
     export.add_argument("--output", type=Path, default=None, metavar="FOLDER", help="default RUN/export/step-N")
+    export.add_argument(
+        "--merge", action="store_true", help="of adapters: the whole model with them in it, default RUN/export/step-N-merged"
+    )
     for name, text in (("pin", "keep a checkpoint for ever"), ("unpin", "let rotation decide again")):
         _run_verb(group, name, text).add_argument("--step", type=int, required=True, help="step of the checkpoint")
 
@@ -176,7 +179,7 @@ def _checkpoints(arguments: argparse.Namespace) -> int:
         case "export":
             from flows.commands.export import export_checkpoint
 
-            return export_checkpoint(folder, arguments.step, arguments.output, arguments.json)
+            return export_checkpoint(folder, arguments.step, arguments.output, arguments.json, merge=arguments.merge)
         case "pin" | "unpin":
             from flows.commands.export import pin_checkpoint
 

@@ -232,9 +232,8 @@ class Engine:
             InternalError: DeepSpeed loaded nothing, or another step. RequestError: what does not train is not what it was.
         """
         options = [{name: value for name, value in group.items() if name != "params"} for group in self.raw.optimizer.param_groups]
-        path, state = self.raw.load_checkpoint(
-            str(folder.parent), tag=folder.name, load_lr_scheduler_states=False, custom_load_fn=self._take_trained if self.base_digest else None
-        )
+        take = self._take_trained if self.base_digest else None
+        path, state = self.raw.load_checkpoint(str(folder.parent), tag=folder.name, load_lr_scheduler_states=False, custom_load_fn=take)
         if is_universal(folder):
             self._mend_universal(options)
         batches = self.raw.global_steps + len(position.passed_batches)  # the engine counts what it was given

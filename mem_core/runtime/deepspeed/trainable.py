@@ -5,7 +5,7 @@ follows what was marked on the module. Marks and not names are what DeepSpeed it
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 
 from mem_core.domain.errors import RequestError
 from mem_core.domain.request import LoraSection, RuntimeRequest
-from mem_core.runtime.models.adapters import left_out_experts, put_adapters
+from mem_core.runtime.models.adapters import left_out_experts, merge_adapters, put_adapters
 from mem_core.runtime.models.build import clean_name, parameter_names
 
 BASE_KEY = "mem_base_sha256"  # in a checkpoint's model states, beside DeepSpeed's own entries
@@ -67,6 +67,11 @@ class Trainable:
     def num_parameters(self, module: torch.nn.Module) -> int:
         """Trained numbers, whole also where ZeRO-3 holds a part."""
         return sum(whole_size(parameter) for parameter in self.parameters(module))
+
+    def whole(self, module: torch.nn.Module, trained: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Every weight of the model by its own name, tied ones once: `trained` on what `module`, chosen from and whole, holds beside it."""
+        held = {name: parameter.detach() for name, parameter in module.named_parameters() if not parameter.requires_grad}
+        return held | dict(trained)
 
     def base_digest(self, module: torch.nn.Module) -> str:
         """Fingerprint of what does not train, over names, number formats and bytes; empty where everything does. Before the engine is
@@ -121,6 +126,10 @@ class Adapters(Trainable):
     def choose(self, module: torch.nn.Module) -> torch.nn.Module:
         """Raises RequestError: `target_modules` names what is no linear layer of the model."""
         return put_adapters(module.requires_grad_(False), self.lora, self.seed)
+
+    def whole(self, module: torch.nn.Module, trained: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The adapters added into the weights that they belong to."""
+        return merge_adapters(module, trained)
 
     def left_out(self, module: torch.nn.Module) -> tuple[str, ...]:
         """Experts that are held as one parameter."""

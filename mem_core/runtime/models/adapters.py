@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mem_core.domain.errors import RequestError
-from mem_core.domain.request import LoraSection
+from mem_core.domain.request import LoraSection, ModelSection
+from mem_core.runtime.models.build import appearing, save_pretrained_folder, write_tokenizer
+from mem_core.runtime.models.folders import is_preset, local_model_folder
 
 if TYPE_CHECKING:
     import torch
 
 ADAPTER = "default"
-CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS_NAME, BASE_FOLDER = "adapter_model.safetensors", "base"
 _PEFT_PREFIX = "base_model.model."  # the module path from a PeftModel to the model inside it
 _OWN_ENDING = f".{ADAPTER}.weight"
 _BASE = ".base_layer"
@@ -64,8 +66,8 @@ def left_out_experts(module: "torch.nn.Module") -> tuple[str, ...]:
     return tuple(dict.fromkeys(_any_layer(name) for name, parameter in module.named_parameters() if parameter.dim() >= 3))
 
 
-def adapter_config(module: "torch.nn.Module", lora: LoraSection, base: str = "") -> Any:
-    """peft's configuration of the adapters of an untouched `module`; `base` is where a loader finds the model.
+def adapter_config(module: "torch.nn.Module", lora: LoraSection) -> Any:
+    """peft's configuration of the adapters of an untouched `module`.
 
     Raises:
         RequestError: as `adapted_layers`.
@@ -81,7 +83,6 @@ def adapter_config(module: "torch.nn.Module", lora: LoraSection, base: str = "")
         target_modules=list(_shortest(chosen, list(layers))),
         bias="none",
         task_type="CAUSAL_LM",
-        base_model_name_or_path=base,
         fan_in_fan_out=not isinstance(layers[chosen[0]], torch.nn.Linear),
     )
 
@@ -120,16 +121,35 @@ def merge_adapters(module: "torch.nn.Module", trained: Mapping[str, "torch.Tenso
     for layer in module.modules():
         if isinstance(layer, LoraLayer):
             layer.merge(safe_merge=True)  # type: ignore[attr-defined] - every layer that adapters are put on has it
-    return {name.replace(_BASE, ""): value.detach() for name, value in module.named_parameters() if name not in trained}
+    return untouched(module)
 
 
-def save_adapter_folder(config: Any, trained: Mapping[str, "torch.Tensor"], folder: Path) -> None:
-    """Write what `PeftModel.from_pretrained` loads into an existing folder."""
+def export_adapters(model: ModelSection, trained: Mapping[str, "torch.Tensor"], module: Any, folder: Path) -> None:
+    """Write the folder that `PeftModel.from_pretrained` loads, with the tokenizer; it appears whole or not at all. `module` is the model
+    with its adapters.
+
+    It names the model that the adapters belong to. A preset is a model that no loader knows: it is written beside them, into `base/`.
+    """
     from safetensors.torch import save_file
 
-    save_file(adapter_tensors(trained), folder / WEIGHTS_NAME, metadata={"format": "pt"})
-    config.inference_mode = True
-    config.save_pretrained(str(folder))
+    assert model.lora is not None
+    preset = is_preset(model.source)
+    base = folder / BASE_FOLDER if preset else local_model_folder(model.source)
+    config = module.peft_config[ADAPTER]
+    config.base_model_name_or_path, config.inference_mode = str(base.absolute()), True
+    with appearing(folder) as staging:
+        save_file(
+            {name: tensor.contiguous() for name, tensor in adapter_tensors(trained).items()}, staging / WEIGHTS_NAME, {"format": "pt"}
+        )
+        config.save_pretrained(str(staging))
+        write_tokenizer(model.source, staging)
+        if preset:
+            save_pretrained_folder(model, untouched(module), staging / BASE_FOLDER)
+
+
+def untouched(module: "torch.nn.Module") -> dict[str, "torch.Tensor"]:
+    """The weights under the adapters, by their names in a model without any."""
+    return {name.replace(_BASE, ""): value.detach() for name, value in module.named_parameters() if not name.endswith(_OWN_ENDING)}
 
 
 def _own_seed(seed: int) -> int:
