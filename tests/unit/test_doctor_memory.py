@@ -98,7 +98,9 @@ def test_activation_checkpointing_lora_and_bfloat16_each_need_less() -> None:
     adapters = estimate_memory(SMOLLM2, request(model={"lora": {"rank": 8}}), "float32", micro_batch_rows=8)
     half = estimate_memory(SMOLLM2, request(), "bfloat16", micro_batch_rows=8)
     assert max(sizes["training_peak_per_rank"] for sizes in (recomputed, adapters, half)) < plain
-    assert trained_parameters(SMOLLM2, request(model={"lora": {"rank": 8}})) == 30 * 2 * 2 * 576 * 8
+    assert trained_parameters(SMOLLM2, request(model={"lora": {"rank": 8}})) == 2_442_240, "as peft counts them"
+    named = request(model={"lora": {"rank": 8, "target_modules": ["q_proj", "o_proj"]}})
+    assert trained_parameters(SMOLLM2, named) == 30 * 2 * 2 * 576 * 8
 
 
 def test_offload_moves_the_optimizer_from_device_to_host() -> None:
@@ -140,7 +142,8 @@ def test_what_cannot_fit_even_with_the_estimates_error_is_exit_69_and_says_what_
     assert finding.severity == "warning"
     failed = training_finding(asked, 3_000 * MIB, 8)
     assert (failed.severity, failed.exit_code) == ("failure", 69)
-    assert "use a smaller model or a machine with more memory" in failed.remedy
+    assert failed.remedy == "What would fit: model.lora: {rank: 8}."
+    assert "use a smaller model or a machine with more memory" in training_finding(asked, 900 * MIB, 8).remedy
     assert "MemAvailable" in failed.observed
 
 

@@ -61,13 +61,14 @@ def estimate_memory(
     - logits: tokens x vocab x 4 x LOGITS_COPIES. A = activations + logits.
     - training_peak_per_rank: base + weights + optimizer + the larger of the two moments "loss" (A, and the gradients of earlier
       micro-batches) and "step" (gradients + step_transient + RETAINED A; at stage 3 all of A, as reduction runs in the backward).
-    - checkpoint: P w for the module (nothing at stage 3, whose module file holds no weights) + optimizer of all ranks.
+    - checkpoint: T w for the module (nothing at stage 3, whose module file holds no weights) + optimizer of all ranks.
     - save_copy_total: host bytes on top while a checkpoint is written behind training: the writer keeps the state as it was
       (by copy-on-write on a CPU, as a host copy on CUDA), and copies the module's weights out of their flat buffer.
     - resume_peak_total: ranks x (base + weights + master + the larger file that a rank reads: the module, or its own optimizer
       shard; at stage 0 both are one file). Moments are taken over from what was read, not copied.
 
     `training_peak_total` and `training_peak_per_rank` count the memory of `device`; on CUDA `host_peak_total` is apart.
+    What does not train has neither gradients nor optimizer, and is in no checkpoint.
     Against SmolLM2-135M, float32, fused AdamW, 128 to 2,048 tokens a pass, one and two ranks: within 8 % at stages 0 to 3.
     """
     item, ranks, stage = _ITEM_BYTES[dtype], request.parallel.num_ranks, request.parallel.zero_stage
@@ -94,9 +95,10 @@ def estimate_memory(
         "logits": logits,
         "training_peak_per_rank": peak,
         "training_peak_total": peak * ranks,
-        "checkpoint": (0 if stage == 3 else model.num_parameters * item) + state["optimizer"] * (ranks if stage >= 1 else 1),
-        "save_copy_total": _save_copy_bytes(model.num_parameters * item, state, ranks, stage),
-        "resume_peak_total": ranks * _resume_bytes(model.num_parameters * item, state, request, device, offloaded=offloaded),
+        "checkpoint": (0 if stage == 3 else trained * item) + state["optimizer"] * (ranks if stage >= 1 else 1),
+        "save_copy_total": _save_copy_bytes(trained * item, state, ranks, stage),
+        "resume_peak_total": ranks
+        * _resume_bytes((model.num_parameters * item, trained * item), state, request, device, offloaded=offloaded),
     }
     if device == "cuda":
         estimates["host_peak_total"] = ranks * (CUDA_HOST_BASE_BYTES + (state["optimizer"] if offloaded else 0))
@@ -104,12 +106,15 @@ def estimate_memory(
 
 
 def trained_parameters(model: ModelNumbers, request: RuntimeRequest) -> int:
-    """Parameters that get gradients, by size alone: as stated, else with LoRA 2 hidden x rank for each target module of each layer,
-    else all. In a rank `Trainable` marks them."""
+    """Parameters that get gradients: as counted where the model was built, else by size alone. An adapter of rank r on a layer of m inputs
+    and n outputs has r (m + n) of them; `auto` is taken for the seven layers of a Llama block, a named one for one of hidden x hidden."""
     lora = request.model.lora
     if model.num_trainable_parameters is not None or lora is None:
         return model.num_trainable_parameters or model.num_parameters
-    return model.num_layers * len(lora.target_modules) * 2 * model.hidden_size * lora.rank
+    hidden, kv, intermediate = model.hidden_size, _kv_size(model), model.intermediate_size or 4 * model.hidden_size
+    named = 0 if lora.target_modules == "auto" else len(lora.target_modules)
+    sides = named * 2 * hidden if named else 2 * 2 * hidden + 2 * (hidden + kv) + 3 * (hidden + intermediate)
+    return model.num_layers * lora.rank * sides
 
 
 def _state_bytes(parameters: int, trained: int, item: int, ranks: int, stage: int) -> dict[str, int]:
@@ -133,14 +138,17 @@ def _save_copy_bytes(module: int, state: Mapping[str, int], ranks: int, stage: i
     return ranks * (own_weights + state["optimizer"]) + (0 if stage == 3 else module)
 
 
-def _resume_bytes(module: int, state: Mapping[str, int], request: RuntimeRequest, device: Device, *, offloaded: bool) -> int:
-    """Host bytes of one rank at the peak of loading a checkpoint."""
+def _resume_bytes(
+    weights_and_read: tuple[int, int], state: Mapping[str, int], request: RuntimeRequest, device: Device, *, offloaded: bool
+) -> int:
+    """Host bytes of one rank at the peak of loading a checkpoint; of the weights what trains is read from it."""
+    whole, module = weights_and_read
     stage, optimizer = request.parallel.zero_stage, state["optimizer"]
     read = {0: module + optimizer, 3: optimizer}.get(stage, max(module, optimizer))
     built = optimizer if stage == 3 else optimizer // 3 if stage else 0
     if device == "cuda":
         return CUDA_HOST_BASE_BYTES + read + (optimizer if offloaded else 0)
-    weights = module // request.parallel.num_ranks if stage == 3 else module  # nothing is gathered yet
+    weights = whole // request.parallel.num_ranks if stage == 3 else whole  # nothing is gathered yet
     return PROCESS_BASE_BYTES + weights + built + read
 
 
@@ -275,10 +283,13 @@ def _shorter_lengths(request: RuntimeRequest) -> list[int]:
 
 
 def _activation_bytes(model: ModelNumbers, tokens: int, item: int, checkpointing: bool) -> int:
-    head = model.hidden_size // model.num_heads
-    kv = head * (model.num_kv_heads or model.num_heads)
+    kv = _kv_size(model)
     intermediate = model.intermediate_size or 4 * model.hidden_size
     per_layer = tokens * (13 * model.hidden_size + 3 * kv + 4 * intermediate) * item
     if not checkpointing:
         return per_layer * model.num_layers
     return per_layer + tokens * model.hidden_size * item * model.num_layers
+
+
+def _kv_size(model: ModelNumbers) -> int:
+    return model.hidden_size // model.num_heads * (model.num_kv_heads or model.num_heads)
