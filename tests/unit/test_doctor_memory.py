@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from mem_core.core.doctor.environment_doctor import EnvironmentDoctor, error_of, smallest_limit
-from mem_core.core.doctor.memory import choose_micro_batch_rows, estimate_memory, memory_findings, trained_parameters
+from mem_core.core.doctor.memory import choose_micro_batch_rows, estimate_memory, memory_findings
+from mem_core.core.doctor.sizes import trained_parameters
 from mem_core.domain.environment import (
     AcceleratorObservation,
     BuildObservation,

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from mem_core.core.doctor.changes import adapters, offload, with_values
+from mem_core.core.doctor.sizes import activation_bytes, trained_parameters
 from mem_core.domain.environment import Finding, MemoryBudget, ModelNumbers
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.units import format_bytes
@@ -57,7 +58,7 @@ def estimate_memory(
     - step_transient: copies of the gradients on their way to the optimizer: the reduction buffer, T w; at stages 1 and 2 also
       the flat float32 partition, 4 T / s; at stage 3 two buckets, 2 min(T, 5e8) w.
     - activations: tokens x layers x (13 hidden + 3 kv + 4 intermediate) x w; with activation checkpointing
-      tokens x layers x hidden x w plus one layer in full.
+      tokens x layers x hidden x w plus one layer in full. Dropout in adapters keeps each one's input twice more.
     - logits: tokens x vocab x 4 x LOGITS_COPIES. A = activations + logits.
     - training_peak_per_rank: base + weights + optimizer + the larger of the two moments "loss" (A, and the gradients of earlier
       micro-batches) and "step" (gradients + step_transient + RETAINED A; at stage 3 all of A, as reduction runs in the backward).
@@ -78,7 +79,7 @@ def estimate_memory(
     passes = -(-request.training.global_batch_size // (ranks * micro_batch_rows))
 
     state = _state_bytes(model.num_parameters, trained, item, ranks, stage)
-    activations = _activation_bytes(model, tokens, item, checkpointing)
+    activations = activation_bytes(model, request, tokens, item, checkpointing=checkpointing)
     logits = tokens * model.vocab_size * 4 * LOGITS_COPIES
     retained = 1.0 if stage == 3 else RETAINED if device == "cpu" else 0.0
     at_loss = activations + logits + (state["gradients"] if passes > 1 else 0)
@@ -103,18 +104,6 @@ def estimate_memory(
     if device == "cuda":
         estimates["host_peak_total"] = ranks * (CUDA_HOST_BASE_BYTES + (state["optimizer"] if offloaded else 0))
     return estimates
-
-
-def trained_parameters(model: ModelNumbers, request: RuntimeRequest) -> int:
-    """Parameters that get gradients: as counted where the model was built, else by size alone. An adapter of rank r on a layer of m inputs
-    and n outputs has r (m + n) of them; `auto` is taken for the seven layers of a Llama block, a named one for one of hidden x hidden."""
-    lora = request.model.lora
-    if model.num_trainable_parameters is not None or lora is None:
-        return model.num_trainable_parameters or model.num_parameters
-    hidden, kv, intermediate = model.hidden_size, _kv_size(model), model.intermediate_size or 4 * model.hidden_size
-    named = 0 if lora.target_modules == "auto" else len(lora.target_modules)
-    sides = named * 2 * hidden if named else 2 * 2 * hidden + 2 * (hidden + kv) + 3 * (hidden + intermediate)
-    return model.num_layers * lora.rank * sides
 
 
 def _state_bytes(parameters: int, trained: int, item: int, ranks: int, stage: int) -> dict[str, int]:
@@ -280,16 +269,3 @@ def _shorter_lengths(request: RuntimeRequest) -> list[int]:
         lengths.append(length)
         length //= 2
     return lengths
-
-
-def _activation_bytes(model: ModelNumbers, tokens: int, item: int, checkpointing: bool) -> int:
-    kv = _kv_size(model)
-    intermediate = model.intermediate_size or 4 * model.hidden_size
-    per_layer = tokens * (13 * model.hidden_size + 3 * kv + 4 * intermediate) * item
-    if not checkpointing:
-        return per_layer * model.num_layers
-    return per_layer + tokens * model.hidden_size * item * model.num_layers
-
-
-def _kv_size(model: ModelNumbers) -> int:
-    return model.hidden_size // model.num_heads * (model.num_kv_heads or model.num_heads)
