@@ -83,7 +83,7 @@ def run_verb(arguments: argparse.Namespace) -> int:
         case "policy":
             return _policy(arguments)
         case "runs":
-            from flows.commands.runs import list_runs
+            from flows.commands.inspection.runs import list_runs
 
             return list_runs(arguments.store, arguments.json)
         case "init":
@@ -169,7 +169,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
             url = report_commands.run_report(folder).absolute().as_uri()
             print(json.dumps({"report": url}) if arguments.json else url)
         case "logs":
-            from flows.commands.logs import print_logs
+            from flows.commands.inspection.logs import print_logs
 
             return print_logs(folder, workers=arguments.workers, follow=arguments.follow, as_json=arguments.json, num_lines=arguments.lines)
         case "stop":

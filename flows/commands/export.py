@@ -49,7 +49,7 @@ def export_checkpoint(
     target = (output or folder / "export" / (checkpoint_name(chosen) + ("-merged" if merge else ""))).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
-        [sys.executable, "-m", "mem_core.runtime.deepspeed.programs.export", str(source), str(folder), str(target), *["merge"] * merge],
+        [sys.executable, "-P", "-m", "mem_core.runtime.deepspeed.programs.export", str(source), str(folder), str(target), *["merge"] * merge],
         env=child_environment(settings, device="cpu"), capture_output=True, text=True, check=False,
         input=settings.manifest_key or "", timeout=EXPORT_DEADLINE_S,
     )  # fmt: skip

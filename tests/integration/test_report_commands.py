@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands.logs import LOG_BLOCK_BYTES, followed, print_logs, run_logs, tail
+from flows.commands.inspection.logs import LOG_BLOCK_BYTES, followed, print_logs, run_logs, tail
+from flows.commands.inspection.runs import list_runs, remote_rows
 from flows.commands.report import run_report, run_status, run_status_text
-from flows.commands.runs import list_runs, remote_rows
 from mem_core.core.run.lease import LeaseFile
 from mem_core.domain.errors import RequestError
 from mem_core.domain.run import LiveStep
@@ -166,7 +166,7 @@ def test_a_tail_reads_over_block_borders_and_takes_any_bytes(tmp_path: Path) -> 
 
 def test_the_commands_need_neither_prefect_nor_anything_heavy_to_start() -> None:
     heavy = ("prefect", "torch", "matplotlib", "tensorboard", "deepspeed", "transformers", "rich")
-    modules = "flows.commands.report, flows.commands.logs, flows.commands.runs"
+    modules = "flows.commands.report, flows.commands.inspection.logs, flows.commands.inspection.runs"
     program = f"import sys, {modules}; sys.exit(','.join(name for name in {heavy!r} if name in sys.modules) or 0)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
