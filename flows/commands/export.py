@@ -48,8 +48,9 @@ def export_checkpoint(
         raise RequestError(UNCHECKED, field="MEM_MANIFEST_KEY", remedy="Give the key that the run was signed with.")
     target = (output or folder / "export" / (checkpoint_name(chosen) + ("-merged" if merge else ""))).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
+    order = [str(source), str(folder), str(target), *(["merge"] if merge else [])]
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "mem_core.runtime.deepspeed.programs.export", str(source), str(folder), str(target), *["merge"] * merge],
+        [sys.executable, "-P", "-m", "mem_core.runtime.deepspeed.programs.export", *order],
         env=child_environment(settings, device="cpu"), capture_output=True, text=True, check=False,
         input=settings.manifest_key or "", timeout=EXPORT_DEADLINE_S,
     )  # fmt: skip
