@@ -45,7 +45,9 @@ def check_resume(nano: Nano, drive: Drive, part: dict[str, Any], zero_stage: int
     return whole
 
 
-@pytest.mark.parametrize(("part", "zero_stage", "num_ranks"), [(LORA, 1, 1), (FROZEN, 2, 1), (LORA, 3, 2)])
+@pytest.mark.parametrize(
+    ("part", "zero_stage", "num_ranks"), [(LORA, 1, 1), (FROZEN, 2, 1), (LORA, 3, 2), (LORA | {"dtype": "bfloat16"}, 0, 1)]
+)
 def test_k_resume_k_is_2k(part: dict[str, Any], zero_stage: int, num_ranks: int, nano: Nano, drive: Drive) -> None:
     check_resume(nano, drive, part, zero_stage, num_ranks)
 

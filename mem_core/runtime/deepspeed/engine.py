@@ -220,8 +220,11 @@ class Engine:
         return files
 
     def gathered_digest(self) -> str:
-        """Digest of the master weights, gathered over all ranks."""
-        full = [(name, safe_get_full_fp32_param(p)) for name, p in self.trained_parameters()]
+        """Digest of the master weights, gathered over all ranks.
+
+        At stage 0 DeepSpeed tells no master copy: there the weights themselves are hashed, whole on every rank, as they are exported.
+        """
+        full = [(name, p.detach() if self._zero_stage == 0 else safe_get_full_fp32_param(p)) for name, p in self.trained_parameters()]
         return weights_digest([(name, tensor) for name, tensor in full if tensor is not None])
 
     def load(self, folder: Path, position: TrainingPosition, hyperparams: Hyperparams, source: str = "") -> None:
