@@ -45,18 +45,30 @@ def test_prediction_is_within_a_quarter_of_the_measured_peak(zero_stage: int, ro
     assert abs(predicted / (measured_mib * MIB) - 1) < 0.10
 
 
+EIGHT = {"rank": 8}
+
+
 @pytest.mark.parametrize(
-    ("zero_stage", "rows", "length", "measured_mib"),
-    [(0, 1, 128, 1233), (0, 4, 128, 2307), (1, 1, 128, 1257), (1, 4, 128, 2338), (2, 4, 128, 2315), (3, 4, 128, 2525), (1, 4, 256, 3728)],
+    ("zero_stage", "rows", "length", "lora", "measured_mib"),
+    [
+        (0, 1, 128, EIGHT, 1233),
+        (0, 4, 128, EIGHT, 2307),
+        (1, 1, 128, EIGHT, 1257),
+        (1, 4, 128, EIGHT, 2338),
+        (2, 4, 128, EIGHT, 2315),
+        (3, 4, 128, EIGHT, 2525),
+        (1, 4, 256, EIGHT, 3728),
+        (1, 4, 128, EIGHT | {"target_modules": ["q_proj", "v_proj"]}, 1876),
+        (1, 4, 128, {"rank": 64, "dropout": 0.1}, 2987),
+    ],
 )
 def test_prediction_for_adapters_is_within_a_quarter_of_the_measured_peak(
-    zero_stage: int, rows: int, length: int, measured_mib: int
+    zero_stage: int, rows: int, length: int, lora: dict[str, Any], measured_mib: int
 ) -> None:
-    """Adapters of rank 8 on every linear layer of the same sizes (`tests/benchmarks/adapter_memory.py`): steps 3 and 4 of each shape."""
+    """Adapters on a model of the same sizes (`tests/benchmarks/adapter_memory.py`): steps 3 and 4 of each shape."""
     asked = request(
-        model={"lora": {"rank": 8}}, data={"sequence_length": length}, training={"global_batch_size": rows},
-        parallel={"zero_stage": zero_stage},
-    )  # fmt: skip
+        model={"lora": lora}, data={"sequence_length": length}, training={"global_batch_size": rows}, parallel={"zero_stage": zero_stage}
+    )
     predicted = estimate_memory(SMOLLM2, asked, "float32", micro_batch_rows=rows)["training_peak_per_rank"]
     assert abs(predicted / (measured_mib * MIB) - 1) < 0.15
 
