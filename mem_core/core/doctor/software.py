@@ -194,7 +194,7 @@ def engine_findings(seen: EngineObservation | None) -> tuple[Finding, ...]:
             Finding(
                 check="model.lora",
                 severity="notice",
-                observed=f"left out: no adapter fits on weights of three dimensions, such as experts held as one: {', '.join(seen.left_out)}",
+                observed=f"no adapter fits on weights of three dimensions, as experts are: {', '.join(seen.left_out)}",
                 remedy="Nothing is to be done where the other layers suffice; with model.lora null they are trained.",
             )
         )
