@@ -117,7 +117,7 @@ def _checkpoints(arguments: argparse.Namespace) -> int:
         case "export":
             from flows.commands.export import export_checkpoint
 
-            return export_checkpoint(folder, arguments.step, arguments.output, arguments.json)
+            return export_checkpoint(folder, arguments.step, arguments.output, arguments.json, merge=arguments.merge)
         case "pin" | "unpin":
             from flows.commands.export import pin_checkpoint
 

@@ -90,6 +90,7 @@ def _checkpoint_verbs(verbs: "Verbs") -> None:
     export = _run_verb(group, "export", "a proven checkpoint as a Hugging Face folder")
     export.add_argument("--step", type=int, default=None, help="which one; default the newest valid")
     export.add_argument("--output", type=Path, default=None, metavar="FOLDER", help="default RUN/export/step-N")
+    export.add_argument("--merge", action="store_true", help="adapters: the whole model with them in it, to RUN/export/step-N-merged")
     for name, text in (("pin", "keep a checkpoint for ever"), ("unpin", "let rotation decide again")):
         _run_verb(group, name, text).add_argument("--step", type=int, required=True, help="step of the checkpoint")
 

@@ -22,28 +22,40 @@ from mem_core.runtime.checkpoint_manager.ports import CheckpointPorts, Checkpoin
 EXPORT_DEADLINE_S = 3_600.0
 
 
-def export_checkpoint(folder: Path, step: int | None, output: Path | None, as_json: bool, settings: Settings | None = None) -> int:
+def export_checkpoint(
+    folder: Path, step: int | None, output: Path | None, as_json: bool, settings: Settings | None = None, *, merge: bool = False
+) -> int:
     """Write `export/step-N` (or `output`) of the newest valid checkpoint (or `step`); shards are merged and checked.
 
+    A run that trained adapters gives its adapter folder; with `merge` the whole model with the adapters in it, `export/step-N-merged`.
+
     Raises:
-        RequestError: no such run, or the checkpoint is signed and MEM_MANIFEST_KEY is not set. NoValidCheckpoint: no such
-        checkpoint, or it is bad.
+        RequestError: no such run, nothing to merge, the model folder has changed, or the checkpoint is signed and MEM_MANIFEST_KEY is
+        not set. NoValidCheckpoint: no such checkpoint, or it is bad.
     """
     settings = settings or Settings.from_environment()
     key = signature_key(settings)
-    record_of(folder)
+    if record_of(folder).request.model.lora is None and merge:
+        raise RequestError(
+            "the run trained no adapters, so there is nothing to merge",
+            field="--merge",
+            remedy="Leave it out: the export is the whole model.",
+        )
     chosen = _choose(Catalog(OsDisk(), folder, folder.name, key), step)
     source = folder / "checkpoints" / checkpoint_name(chosen)
     _refuse_stranger(folder, chosen, key)
     if key is None and (source / SIGNATURE_NAME).exists():
         raise RequestError(UNCHECKED, field="MEM_MANIFEST_KEY", remedy="Give the key that the run was signed with.")
-    target = (output or folder / "export" / checkpoint_name(chosen)).absolute()
+    target = (output or folder / "export" / (checkpoint_name(chosen) + ("-merged" if merge else ""))).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
+    order = [str(source), str(folder), str(target), *(["merge"] if merge else [])]
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "mem_core.runtime.deepspeed.programs.export", str(source), str(folder), str(target)],
+        [sys.executable, "-P", "-m", "mem_core.runtime.deepspeed.programs.export", *order],
         env=child_environment(settings, device="cpu"), capture_output=True, text=True, check=False,
         input=settings.manifest_key or "", timeout=EXPORT_DEADLINE_S,
     )  # fmt: skip
+    if done.returncode == RequestError.exit_code:
+        raise RequestError(f"the export was refused: {done.stderr.strip()[-800:]}", remedy="Mend what it names.")
     if done.returncode != 0:
         raise NoValidCheckpoint(f"the export failed: {done.stderr.strip()[-800:]}", remedy="Try another --step, or mem checkpoints verify.")
     print(f"step {chosen:,} exported to {target}", file=sys.stderr)

@@ -75,11 +75,6 @@ class Unsupported:
         return RequestError(row.why, field=self.asked.field, value=self.asked.value, bound=row.allowed, remedy=row.way_out)
 
 
-def _adapters(request: RuntimeRequest, _: Facts) -> Asked | None:
-    lora = request.model.lora
-    return None if lora is None else Asked("model.lora", f"rank {lora.rank}")
-
-
 def _parquet(request: RuntimeRequest, facts: Facts) -> Asked | None:
     data = request.data
     if data.format == "parquet":
@@ -127,15 +122,6 @@ def _approval_by_nobody(request: RuntimeRequest, facts: Facts) -> Asked | None:
 
 
 UNSUPPORTED = (
-    Capability(
-        id="lora",
-        asks=_adapters,
-        why="low-rank adapters are not supported yet",
-        allowed="null",
-        way_out="Set model.lora to null: every weight is then trained.",
-        fields=("model.lora",),
-        in_form="Not supported yet: keep null",
-    ),
     Capability(
         id="parquet",
         asks=_parquet,

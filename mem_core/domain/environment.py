@@ -211,6 +211,7 @@ class EngineProblem(Value):
     field: str
     problem: str
     remedy: str
+    bound: str = ""
 
 
 class EngineObservation(Value):
@@ -218,6 +219,8 @@ class EngineObservation(Value):
 
     architecture: str = ""
     attention: str = Field(default="", description="How the model computes attention; empty where it was not built.")
+    num_trainable_parameters: int | None = Field(default=None, ge=1, description="Of a request that trains a part; else None.")
+    left_out: tuple[str, ...] = Field(default=(), description="Weights that adapters leave out though they are matrices: experts.")
     problems: tuple[EngineProblem, ...] = ()
     died: str = Field(default="", description="The last words of a process that could not even import or answer.")
     unknown: str = Field(default="", description="Why nothing is known: no time, no process.")

@@ -40,7 +40,8 @@ TABLE = {
     "batch and ranks": (["training.global_batch_size=7", "parallel.num_ranks=2"], 64, ["training.global_batch_size", "7", "2"]),
     "zero_stage 4": (["parallel.zero_stage=4"], 64, ["parallel.zero_stage", "4", "0, 1, 2 or 3"]),
     "unknown key": (["training.max_step=10"], 64, ["training.max_step", "max_steps"]),
-    "LoRA": (["model.lora={rank: 8}"], 64, ["model.lora", "rank 8", "not supported", "null"]),
+    "LoRA": (["model.lora={target_modules: [query]}"], 64, ["model.lora.target_modules", "query", "q_proj", "auto"]),
+    "freeze": (["model.freeze=[h.0.*]"], 64, ["model.freeze", "h.0.*", "model.embed_tokens.weight"]),
     "offload at ZeRO 0": (
         ["parallel.zero_stage=0", "parallel.offload_optimizer=cpu"],
         64,

@@ -79,3 +79,31 @@ def test_a_relative_model_folder_is_found_by_the_child(nano: Nano, tmp_path: Pat
     seen = probe_engine(nano("a", model={"source": "model"}), Settings.from_environment())
     assert seen is not None
     assert (seen.attention, seen.problems, seen.died) == ("sdpa", (), "")
+
+
+def test_what_adapters_are_put_on_is_counted_and_what_they_leave_out_is_named(tmp_path: Path, nano: Nano) -> None:
+    """Experts held as one parameter get none; a name that no layer has is refused with those that there are."""
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_config(config_of("GptOss")).save_pretrained(tmp_path / "moe")
+    wished = nano("a", model={"source": str(tmp_path / "moe"), "lora": {"rank": 2}})
+    seen = probe_engine(wished, Settings.from_environment())
+    assert seen is not None
+    assert seen.num_trainable_parameters == 2 * 4 * 2 * (32 + 32), "two layers, four projections of 32 by 32"
+    assert seen.left_out == ("model.layers.*.mlp.experts.gate_up_proj", "model.layers.*.mlp.experts.down_proj")
+    wrong = nano("a", model={"source": str(tmp_path / "moe"), "lora": {"target_modules": ["gate_proj"]}})
+    problem = probe_engine(wrong, Settings.from_environment())
+    assert problem is not None
+    (found,) = problem.problems
+    assert (found.field, found.bound) == ("model.lora.target_modules", "q_proj, k_proj, v_proj, o_proj, lm_head")
+
+
+@pytest.mark.parametrize("part", [{"lora": {"target_modules": ["query"]}}, {"freeze": ["transformer.*"]}, {"freeze": ["*"]}])
+def test_training_refuses_a_part_that_is_not_there_in_the_doctor_s_words(part: dict[str, Any], nano: Nano, drive: Drive) -> None:
+    request = nano("a", model=part)
+    error = error_of(bootstrap.examine_only(request, Settings.from_environment()))
+    assert isinstance(error, RequestError)
+    with pytest.raises(RequestError) as refused:
+        drive(request)
+    assert str(refused.value) == str(error)
+    assert not Path(request.store, "a").exists()

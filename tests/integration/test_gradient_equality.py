@@ -17,6 +17,7 @@ from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.runtime.data.serving.dataset import TokenDataset
 from mem_core.runtime.data.serving.order import sample_ids
+from mem_core.runtime.deepspeed.trainable import trainable_of
 from mem_core.runtime.models.build import build_model
 
 pytestmark = pytest.mark.integration
@@ -36,10 +37,11 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def one_step(nano: Callable[..., RuntimeRequest], rows: Path, run_id: str, ranks: int, micro: int) -> RuntimeRequest:
-    """One update with a clip norm that never acts, so that the first moment holds the whole gradient."""
+def one_step(nano: Callable[..., RuntimeRequest], rows: Path, run_id: str, ranks: int, micro: int, **part: Any) -> RuntimeRequest:
+    """One update with a clip norm that never acts, so that the first moment holds the whole gradient. `part`: what of the model trains."""
     return nano(
         run_id,
+        model=part,
         data={"train": [str(rows)], "validation": None, "sequence_length": 256, "packing": False},
         training={
             "max_steps": 1, "segment_steps": 1, "global_batch_size": BATCH, "betas": [BETA1, 0.95], "gradient_clip_norm": 1000.0,
@@ -59,6 +61,7 @@ def engine_gradients(folder: Path) -> list[torch.Tensor]:
 def plain_gradients(data: TokenDataset, request: RuntimeRequest) -> Iterator[torch.Tensor]:
     """The same in plain torch: each row alone, without padding, mask or MEM's collation; sum of losses ÷ trained tokens."""
     model = build_model(request.model, request.data.sequence_length, request.training.seed, "float32", False)
+    trainable_of(request).choose(model)
     ids = sample_ids(request.training.seed, 0, BATCH, len(data))
     texts = [row.tolist() for row, _ in data.rows(ids)]
     trained_tokens = sum(len(text) - 1 for text in texts)
@@ -92,3 +95,20 @@ def test_the_gradient_is_that_of_plain_torch_for_any_micro_batch_and_number_of_r
                 assert columns["micro_batches"].tolist() == [BATCH // ranks // micro], "the split that was asked for was used"
             digests.add(result.trajectory_digest)
     assert len(digests) == 8, "each split is recorded as another trajectory"
+
+
+@pytest.mark.parametrize(
+    ("part", "ranks", "micro"), [({"lora": {"rank": 4}}, 2, 2), ({"freeze": ["model.embed_tokens.*", "*.mlp.*"]}, 1, 4)]
+)
+def test_so_is_that_of_adapters_and_of_a_partly_frozen_model(
+    part: dict[str, Any], ranks: int, micro: int, drive: Callable[..., RunResult], nano: Callable[..., RuntimeRequest], rows: Path
+) -> None:
+    """Taken together: before the first update half of the adapters' gradients are zero."""
+    request = one_step(nano, rows, "part", ranks, micro, **part)
+    seen: list[TokenDataset] = []
+    result = drive(request, prepared=lambda draft: seen.append(TokenDataset.open(draft.data.train_dir)))
+    expected = list(plain_gradients(seen[0], request))
+    found = engine_gradients(Path(result.run_folder) / "checkpoints" / "step-000000001")
+    assert [value.shape for value in found] == [value.shape for value in expected]
+    away = sum(float((a - b).double().square().sum()) for a, b in zip(found, expected, strict=True))
+    assert (away / sum(float(value.double().square().sum()) for value in expected)) ** 0.5 <= 1e-6

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -48,11 +49,19 @@ class RankKiller:
             self._thread.join()
 
 
-@pytest.mark.parametrize(("num_ranks", "victim", "zero_stage"), [(1, 0, 1), (2, 0, 2), (2, 1, 0)])
+@pytest.mark.parametrize(
+    ("num_ranks", "victim", "zero_stage", "model"), [(1, 0, 1, {}), (2, 0, 2, {}), (2, 1, 0, {}), (2, 1, 3, {"lora": {"dropout": 0.1}})]
+)
 def test_a_killed_rank_is_replaced_and_the_weights_are_the_same(
-    drive: Callable[..., RunResult], nano: Callable[..., RuntimeRequest], num_ranks: int, victim: int, zero_stage: int
+    drive: Callable[..., RunResult],
+    nano: Callable[..., RuntimeRequest],
+    num_ranks: int,
+    victim: int,
+    zero_stage: int,
+    model: dict[str, Any],
 ) -> None:
     shape = {
+        "model": model,
         "training": {"max_steps": STEPS, "segment_steps": SEGMENT_STEPS, "warmup_steps": 10},
         "parallel": {"num_ranks": num_ranks, "zero_stage": zero_stage},
     }

@@ -10,7 +10,7 @@ import pytest
 
 from mem_core.core.memory.control import PATIENCE_STEPS
 from mem_core.domain.errors import MemoryExhausted
-from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.request import LoraSection, ModelSection, RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.testing.memory_faults import PlannedOom, fail_allocations, fired, script_memory
 from mem_core.testing.ports import recorded, replaying, with_port
@@ -64,7 +64,18 @@ def test_an_oom_leaves_no_trace_in_the_result(
 ) -> None:
     """Stages 0 and 1 do the step again, on all ranks; 2 and 3 restore. Either way a twin with the recorded splits has the same bits."""
     plans = tuple(replace(plan, rank=ranks - 1) for plan in plans)
-    request = request_of(tmp_path, f"oom-{stage}", documents, stage, ranks, micro_batch_size=4)
+    check_no_trace(request_of(tmp_path, f"oom-{stage}", documents, stage, ranks, micro_batch_size=4), plans, drive, tmp_path)
+
+
+@pytest.mark.parametrize("stage", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_nor_in_that_of_adapters_with_dropout(stage: int, drive: Drive, documents: Path, tmp_path: Path) -> None:
+    request = request_of(tmp_path, f"oom-{stage}", documents, stage, micro_batch_size=4)
+    model = ModelSection(lora=LoraSection(rank=4, dropout=0.1))
+    check_no_trace(request.model_copy(update={"model": model}), PLANS["forward-first"], drive, tmp_path)
+
+
+def check_no_trace(request: RuntimeRequest, plans: tuple[PlannedOom, ...], drive: Drive, tmp_path: Path) -> None:
+    stage = request.parallel.zero_stage
     result = drive(request, options=with_port(partial(fail_allocations, plans=plans, folder=tmp_path)))
     assert [fired(tmp_path, number) for number in range(len(plans))] == [2, 1]
     assert (result.ooms_absorbed, result.ooms_fatal) == (3, 0)

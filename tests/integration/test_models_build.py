@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mem_core.domain.errors import InternalError, RequestError
-from mem_core.domain.request import LoraSection, ModelSection
+from mem_core.domain.request import ModelSection
 from mem_core.runtime.models.build import build_model, clean_name, load_tokenizer, parameter_names, save_pretrained_folder
 from mem_core.runtime.models.facts import describe_model
 from mem_core.runtime.models.numbers import added_losses
@@ -119,8 +119,6 @@ def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
 def test_what_cannot_be_built_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"at most 2048 tokens \(got 4096\)"):
         build_model(NANO, 4_096, 0, "float32", False)
-    with pytest.raises(RequestError, match="low-rank adapters are not supported yet"):
-        build(ModelSection(lora=LoraSection()))
     with pytest.raises(RequestError, match="unknown number format"):
         build(dtype="int8")
     with pytest.raises(RequestError, match="no tokenizer files"):

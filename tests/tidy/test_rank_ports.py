@@ -25,7 +25,10 @@ MAY_NAME_TORCH_S_DEVICES = {
     "mem_core/runtime/ranks/local/fork_server.py": "asks whether CUDA was touched before the fork",
 }
 OF_A_DEVICE = ("torch.cuda", "torch.default_generator", "torch.manual_seed", "torch.set_default_device")
-SEEDED_APART = {"mem_core/runtime/models/build.py": "fresh weights, made on the host under a saved random state"}
+SEEDED_APART = {
+    "mem_core/runtime/models/build.py": "fresh weights, made on the host under a saved random state",
+    "mem_core/runtime/models/adapters.py": "fresh adapters, in the same way",
+}
 
 
 def files_of(*folders: str) -> list[str]:

@@ -43,7 +43,6 @@ SEVEN_B = ModelNumbers(
 MIXED = NANO.model_copy(update={"added_losses": ("z_loss_coefficient: 0.001",), "has_chat_template": False})
 # id -> what asks for it, what else has to be known, the field and the value that the message names.
 CASES: dict[str, list[tuple[dict[str, Any], Facts, str, str]]] = {
-    "lora": [({"model": {"lora": {"rank": 4}}}, NOTHING_KNOWN, "model.lora", "rank 4")],
     "parquet": [
         ({"data": {"format": "parquet"}}, NOTHING_KNOWN, "data.format", "parquet"),
         ({"data": {"train": ["a.jsonl", "s3://b/c.PARQUET"]}}, NOTHING_KNOWN, "data.train", "s3://b/c.PARQUET"),
@@ -127,9 +126,10 @@ def test_what_stands_beside_it_passes(values: dict[str, Any]) -> None:
 
 
 def test_several_wishes_are_refused_in_one_message() -> None:
-    text = str(refused({"model": {"lora": {}}, "data": {"format": "parquet"}}))
-    assert text.startswith("model.lora: low-rank adapters are not supported yet")
-    assert "Also: data.format: parquet is not supported yet" in text
+    asked = {"parallel": {"zero_stage": 0, "offload_optimizer": "cpu"}, "data": {"messages_field": "messages"}}
+    text = str(refused(asked))
+    assert text.startswith("parallel.offload_optimizer: at ZeRO stage 0")
+    assert "Also: data.messages_field: there is no chat template" in text
 
 
 @pytest.mark.parametrize(("name", "values", "facts", "field", "value"), FLAT)
@@ -222,12 +222,12 @@ def test_mem_train_refuses_before_any_run_folder_exists(
 
 def test_flows_and_notebooks_refuse_a_request_that_was_built_in_python_and_take_one_that_overrides_mend() -> None:
     """A RuntimeRequest that a notebook made never passed `build_request`; a deployment's own request may be mended by overrides."""
-    wished = parsed({"model": {"lora": {}}})
-    with pytest.raises(RequestError, match="low-rank adapters are not supported yet"):
+    wished = parsed({"parallel": {"zero_stage": 0, "offload_optimizer": "cpu"}})
+    with pytest.raises(RequestError, match="cannot be kept in host memory"):
         settled_request(wished, {}, deployed=False, start_unix_s=0)
     parameters = endurance.validate_parameters({"request": wished.model_dump(mode="json"), "overrides": {}})
-    mended = settled_request(parameters["request"], {"model.lora": None}, deployed=False, start_unix_s=0)
-    assert mended.model.lora is None
+    mended = settled_request(parameters["request"], {"parallel.offload_optimizer": "none"}, deployed=False, start_unix_s=0)
+    assert mended.parallel.offload_optimizer == "none"
     with pytest.raises(RequestError, match="parquet is not supported yet"):
         settled_request(mended, {"data.format": "parquet"}, deployed=False, start_unix_s=0)
     assert settled_request(wished, {}, deployed=False, start_unix_s=0, refuse=False) == wished, "for the doctor, which reports it"
@@ -312,17 +312,19 @@ def test_no_remedy_recommends_what_is_not_supported(device: str, stage: int, mod
 
 
 def test_the_search_for_bad_advice_is_able_to_find_it() -> None:
-    """Both were recommended once: adapters that nothing trains, offload that ZeRO 0 drops."""
+    """It was recommended once: offload that ZeRO 0 drops. Adapters beside it can be trained."""
     at_stage_0 = parsed({"parallel": {"zero_stage": 0}})
     old = "What would fit: parallel.offload_optimizer: cpu (3.0 GiB); model.lora: {rank: 8} (2.0 GiB); data.sequence_length: 64"
-    assert unsupported_advice(old, at_stage_0, NANO) == ["parallel.offload_optimizer: cpu", "model.lora: {rank: 8}"]
+    assert unsupported_advice(old, at_stage_0, NANO) == ["parallel.offload_optimizer: cpu"]
 
 
 def test_a_step_of_the_ladder_is_offered_only_where_it_can_be_gone() -> None:
     stages = {stage: parsed({"parallel": {"zero_stage": stage}}) for stage in (0, 1, 3)}
     assert [bool(offload(stages[stage], SEVEN_B, "cuda")) for stage in stages] == [False, True, True]
     assert offload(stages[1], SEVEN_B, "cpu") == ()
-    assert adapters(stages[1], SEVEN_B) == ()
+    assert len(adapters(stages[1], SEVEN_B)) == 1
+    parts = ({"lora": {}}, {"freeze": ["*.mlp.*"]})
+    assert [adapters(parsed({"model": part}), SEVEN_B) for part in parts] == [(), ()], "it trains a part already"
     assert len(offload(stages[1], MIXED, "cuda")) == 1, "a run that goes on without its model's added loss keeps its ladder"
 
 

@@ -53,6 +53,19 @@ def test_attention_without_a_fused_kernel_is_said_once() -> None:
     assert [finding.check for finding in engine_findings(EngineObservation(problems=(problem,)))] == ["model.source"]
 
 
+def test_what_adapters_leave_out_is_named_and_what_trains_is_counted() -> None:
+    """From the child's answer; a refusal keeps the names that there are."""
+    out = '{"problems": [], "num_trainable_parameters": 512, "left_out": ["model.layers.*.mlp.experts.down_proj"]}\n'
+    seen = read_answer(0, out, "")
+    assert seen.num_trainable_parameters == 512
+    (finding,) = engine_findings(seen)
+    assert (finding.check, finding.severity) == ("model.lora", "notice")
+    assert "model.layers.*.mlp.experts.down_proj" in finding.observed
+    out = '{"problems": [["model.freeze", "no such parameter (got h.*)", "Mend it.", "model.norm.weight"]]}\n'
+    (finding,) = engine_findings(read_answer(0, out, ""))
+    assert (finding.severity, finding.exit_code, finding.needed) == ("failure", 64, "model.norm.weight")
+
+
 def test_a_preset_without_raw_keys_costs_no_process(tmp_path: Path) -> None:
     """The common case stays quick."""
     assert probe_engine(REQUEST, settings_at(tmp_path), program="no_such_module") is None

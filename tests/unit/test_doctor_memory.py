@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from mem_core.core.doctor.environment_doctor import EnvironmentDoctor, error_of, smallest_limit
-from mem_core.core.doctor.memory import choose_micro_batch_rows, estimate_memory, memory_findings, trained_parameters
+from mem_core.core.doctor.memory import choose_micro_batch_rows, estimate_memory, memory_findings
+from mem_core.core.doctor.sizes import trained_parameters
 from mem_core.domain.environment import (
     AcceleratorObservation,
     BuildObservation,
@@ -42,6 +43,34 @@ def test_prediction_is_within_a_quarter_of_the_measured_peak(zero_stage: int, ro
     asked = request(training={"global_batch_size": rows}, parallel={"zero_stage": zero_stage})
     predicted = estimate_memory(SMOLLM2, asked, "float32", micro_batch_rows=rows)["training_peak_per_rank"]
     assert abs(predicted / (measured_mib * MIB) - 1) < 0.10
+
+
+EIGHT = {"rank": 8}
+
+
+@pytest.mark.parametrize(
+    ("zero_stage", "rows", "length", "lora", "measured_mib"),
+    [
+        (0, 1, 128, EIGHT, 1233),
+        (0, 4, 128, EIGHT, 2307),
+        (1, 1, 128, EIGHT, 1257),
+        (1, 4, 128, EIGHT, 2338),
+        (2, 4, 128, EIGHT, 2315),
+        (3, 4, 128, EIGHT, 2525),
+        (1, 4, 256, EIGHT, 3728),
+        (1, 4, 128, EIGHT | {"target_modules": ["q_proj", "v_proj"]}, 1876),
+        (1, 4, 128, {"rank": 64, "dropout": 0.1}, 2987),
+    ],
+)
+def test_prediction_for_adapters_is_within_a_quarter_of_the_measured_peak(
+    zero_stage: int, rows: int, length: int, lora: dict[str, Any], measured_mib: int
+) -> None:
+    """Adapters on a model of the same sizes (`tests/benchmarks/adapter_memory.py`): steps 3 and 4 of each shape."""
+    asked = request(
+        model={"lora": lora}, data={"sequence_length": length}, training={"global_batch_size": rows}, parallel={"zero_stage": zero_stage}
+    )
+    predicted = estimate_memory(SMOLLM2, asked, "float32", micro_batch_rows=rows)["training_peak_per_rank"]
+    assert abs(predicted / (measured_mib * MIB) - 1) < 0.15
 
 
 def test_checkpoint_and_resume_sizes_match_what_was_written_and_read() -> None:
@@ -98,7 +127,9 @@ def test_activation_checkpointing_lora_and_bfloat16_each_need_less() -> None:
     adapters = estimate_memory(SMOLLM2, request(model={"lora": {"rank": 8}}), "float32", micro_batch_rows=8)
     half = estimate_memory(SMOLLM2, request(), "bfloat16", micro_batch_rows=8)
     assert max(sizes["training_peak_per_rank"] for sizes in (recomputed, adapters, half)) < plain
-    assert trained_parameters(SMOLLM2, request(model={"lora": {"rank": 8}})) == 30 * 2 * 2 * 576 * 8
+    assert trained_parameters(SMOLLM2, request(model={"lora": {"rank": 8}})) == 2_442_240, "as peft counts them"
+    named = request(model={"lora": {"rank": 8, "target_modules": ["q_proj", "o_proj"]}})
+    assert trained_parameters(SMOLLM2, named) == 30 * 2 * 2 * 576 * 8
 
 
 def test_offload_moves_the_optimizer_from_device_to_host() -> None:
@@ -140,7 +171,8 @@ def test_what_cannot_fit_even_with_the_estimates_error_is_exit_69_and_says_what_
     assert finding.severity == "warning"
     failed = training_finding(asked, 3_000 * MIB, 8)
     assert (failed.severity, failed.exit_code) == ("failure", 69)
-    assert "use a smaller model or a machine with more memory" in failed.remedy
+    assert failed.remedy == "What would fit: model.lora: {rank: 8}."
+    assert "use a smaller model or a machine with more memory" in training_finding(asked, 900 * MIB, 8).remedy
     assert "MemAvailable" in failed.observed
 
 

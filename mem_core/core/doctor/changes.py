@@ -21,7 +21,7 @@ def offload(request: RuntimeRequest, model: ModelNumbers | None, device: str) ->
 
 def adapters(request: RuntimeRequest, model: ModelNumbers) -> tuple[Change, ...]:
     """Low-rank adapters instead of every weight, where they can be trained; else nothing."""
-    if request.model.lora is not None:
+    if request.model.lora is not None or request.model.freeze:
         return ()
     return _if_possible("model.lora: {rank: 8}", request, with_values(request, "model", lora=LoraSection()), model)
 

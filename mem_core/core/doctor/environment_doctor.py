@@ -51,6 +51,7 @@ class EnvironmentDoctor:
         Checks that need numbers of the model or the data, or whether a person can be asked, are left out when those are None.
         Never raises for what it finds: `error_of(report)` gives the error that ends the run.
         """
+        model = _with_trained(model, observations)
         device, device_reason, accelerator = compute.choose_device(request, observations)
         dtype, dtype_finding = compute.choose_dtype(request, observations, device)
         threads, threads_finding = compute.choose_threads(request, observations, model)
@@ -157,6 +158,12 @@ def _rows(request: RuntimeRequest, model: ModelNumbers | None, dtype: Dtype, dev
     if model is None or (asked != "auto" and request.memory.mode == "fixed"):
         return 1 if asked == "auto" else asked
     return memory.choose_micro_batch_rows(model, request, dtype, device=device, budget_bytes=budgets[0].budget_bytes)
+
+
+def _with_trained(model: ModelNumbers | None, seen: MachineObservations) -> ModelNumbers | None:
+    """What trains was counted where the model was built; where it was not, the formula has to do."""
+    counted = seen.engine.num_trainable_parameters if seen.engine is not None else None
+    return model.model_copy(update={"num_trainable_parameters": counted}) if model is not None and counted is not None else model
 
 
 def _budget_finding(budget: MemoryBudget) -> Finding:

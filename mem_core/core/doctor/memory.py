@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from mem_core.core.doctor.changes import adapters, offload, with_values
+from mem_core.core.doctor.sizes import activation_bytes, trained_parameters
 from mem_core.domain.environment import Finding, MemoryBudget, ModelNumbers
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.units import format_bytes
@@ -57,17 +58,18 @@ def estimate_memory(
     - step_transient: copies of the gradients on their way to the optimizer: the reduction buffer, T w; at stages 1 and 2 also
       the flat float32 partition, 4 T / s; at stage 3 two buckets, 2 min(T, 5e8) w.
     - activations: tokens x layers x (13 hidden + 3 kv + 4 intermediate) x w; with activation checkpointing
-      tokens x layers x hidden x w plus one layer in full.
+      tokens x layers x hidden x w plus one layer in full. Dropout in adapters keeps each one's input twice more.
     - logits: tokens x vocab x 4 x LOGITS_COPIES. A = activations + logits.
     - training_peak_per_rank: base + weights + optimizer + the larger of the two moments "loss" (A, and the gradients of earlier
       micro-batches) and "step" (gradients + step_transient + RETAINED A; at stage 3 all of A, as reduction runs in the backward).
-    - checkpoint: P w for the module (nothing at stage 3, whose module file holds no weights) + optimizer of all ranks.
+    - checkpoint: T w for the module (nothing at stage 3, whose module file holds no weights) + optimizer of all ranks.
     - save_copy_total: host bytes on top while a checkpoint is written behind training: the writer keeps the state as it was
       (by copy-on-write on a CPU, as a host copy on CUDA), and copies the module's weights out of their flat buffer.
     - resume_peak_total: ranks x (base + weights + master + the larger file that a rank reads: the module, or its own optimizer
       shard; at stage 0 both are one file). Moments are taken over from what was read, not copied.
 
     `training_peak_total` and `training_peak_per_rank` count the memory of `device`; on CUDA `host_peak_total` is apart.
+    What does not train has neither gradients nor optimizer, and is in no checkpoint.
     Against SmolLM2-135M, float32, fused AdamW, 128 to 2,048 tokens a pass, one and two ranks: within 8 % at stages 0 to 3.
     """
     item, ranks, stage = _ITEM_BYTES[dtype], request.parallel.num_ranks, request.parallel.zero_stage
@@ -77,7 +79,7 @@ def estimate_memory(
     passes = -(-request.training.global_batch_size // (ranks * micro_batch_rows))
 
     state = _state_bytes(model.num_parameters, trained, item, ranks, stage)
-    activations = _activation_bytes(model, tokens, item, checkpointing)
+    activations = activation_bytes(model, request, tokens, item, checkpointing=checkpointing)
     logits = tokens * model.vocab_size * 4 * LOGITS_COPIES
     retained = 1.0 if stage == 3 else RETAINED if device == "cpu" else 0.0
     at_loss = activations + logits + (state["gradients"] if passes > 1 else 0)
@@ -94,22 +96,14 @@ def estimate_memory(
         "logits": logits,
         "training_peak_per_rank": peak,
         "training_peak_total": peak * ranks,
-        "checkpoint": (0 if stage == 3 else model.num_parameters * item) + state["optimizer"] * (ranks if stage >= 1 else 1),
-        "save_copy_total": _save_copy_bytes(model.num_parameters * item, state, ranks, stage),
-        "resume_peak_total": ranks * _resume_bytes(model.num_parameters * item, state, request, device, offloaded=offloaded),
+        "checkpoint": (0 if stage == 3 else trained * item) + state["optimizer"] * (ranks if stage >= 1 else 1),
+        "save_copy_total": _save_copy_bytes(trained * item, state, ranks, stage),
+        "resume_peak_total": ranks
+        * _resume_bytes((model.num_parameters * item, trained * item), state, request, device, offloaded=offloaded),
     }
     if device == "cuda":
         estimates["host_peak_total"] = ranks * (CUDA_HOST_BASE_BYTES + (state["optimizer"] if offloaded else 0))
     return estimates
-
-
-def trained_parameters(model: ModelNumbers, request: RuntimeRequest) -> int:
-    """Parameters that get gradients, by size alone: as stated, else with LoRA 2 hidden x rank for each target module of each layer,
-    else all. In a rank `Trainable` marks them."""
-    lora = request.model.lora
-    if model.num_trainable_parameters is not None or lora is None:
-        return model.num_trainable_parameters or model.num_parameters
-    return model.num_layers * len(lora.target_modules) * 2 * model.hidden_size * lora.rank
 
 
 def _state_bytes(parameters: int, trained: int, item: int, ranks: int, stage: int) -> dict[str, int]:
@@ -133,14 +127,17 @@ def _save_copy_bytes(module: int, state: Mapping[str, int], ranks: int, stage: i
     return ranks * (own_weights + state["optimizer"]) + (0 if stage == 3 else module)
 
 
-def _resume_bytes(module: int, state: Mapping[str, int], request: RuntimeRequest, device: Device, *, offloaded: bool) -> int:
-    """Host bytes of one rank at the peak of loading a checkpoint."""
+def _resume_bytes(
+    weights_and_read: tuple[int, int], state: Mapping[str, int], request: RuntimeRequest, device: Device, *, offloaded: bool
+) -> int:
+    """Host bytes of one rank at the peak of loading a checkpoint; of the weights what trains is read from it."""
+    whole, module = weights_and_read
     stage, optimizer = request.parallel.zero_stage, state["optimizer"]
     read = {0: module + optimizer, 3: optimizer}.get(stage, max(module, optimizer))
     built = optimizer if stage == 3 else optimizer // 3 if stage else 0
     if device == "cuda":
         return CUDA_HOST_BASE_BYTES + read + (optimizer if offloaded else 0)
-    weights = module // request.parallel.num_ranks if stage == 3 else module  # nothing is gathered yet
+    weights = whole // request.parallel.num_ranks if stage == 3 else whole  # nothing is gathered yet
     return PROCESS_BASE_BYTES + weights + built + read
 
 
@@ -272,13 +269,3 @@ def _shorter_lengths(request: RuntimeRequest) -> list[int]:
         lengths.append(length)
         length //= 2
     return lengths
-
-
-def _activation_bytes(model: ModelNumbers, tokens: int, item: int, checkpointing: bool) -> int:
-    head = model.hidden_size // model.num_heads
-    kv = head * (model.num_kv_heads or model.num_heads)
-    intermediate = model.intermediate_size or 4 * model.hidden_size
-    per_layer = tokens * (13 * model.hidden_size + 3 * kv + 4 * intermediate) * item
-    if not checkpointing:
-        return per_layer * model.num_layers
-    return per_layer + tokens * model.hidden_size * item * model.num_layers

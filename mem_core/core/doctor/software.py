@@ -175,7 +175,9 @@ def engine_findings(seen: EngineObservation | None) -> tuple[Finding, ...]:
         remedy = "Mend the installation, or the environment variable that breaks it (PYTHONOPTIMIZE, PYTHONPATH)."
         return (Finding(check="engine", severity="failure", observed=observed, remedy=remedy, exit_code=69),)
     found = [
-        Finding(check=problem.field, severity="failure", observed=problem.problem, remedy=problem.remedy, exit_code=64)
+        Finding(
+            check=problem.field, severity="failure", observed=problem.problem, needed=problem.bound, remedy=problem.remedy, exit_code=64
+        )
         for problem in seen.problems
     ]
     if seen.attention == "eager":
@@ -185,6 +187,15 @@ def engine_findings(seen: EngineObservation | None) -> tuple[Finding, ...]:
                 severity="notice",
                 observed=f"{seen.architecture} has no fused attention kernel: plain operations are used, which need more memory and time",
                 remedy="Nothing is to be done; a shorter data.sequence_length helps most where memory is short.",
+            )
+        )
+    if seen.left_out:
+        found.append(
+            Finding(
+                check="model.lora",
+                severity="notice",
+                observed=f"no adapter fits on weights of three dimensions, as experts are: {', '.join(seen.left_out)}",
+                remedy="Nothing is to be done where the other layers suffice; with model.lora null they are trained.",
             )
         )
     return tuple(found)

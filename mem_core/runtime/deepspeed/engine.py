@@ -20,7 +20,7 @@ from mem_core.domain.request import TrainingSection
 from mem_core.runtime.deepspeed.engine_config import is_universal
 from mem_core.runtime.deepspeed.objective import ModelOutput
 from mem_core.runtime.deepspeed.snapshot import CollectingCheckpointEngine
-from mem_core.runtime.deepspeed.trainable import EVERY_PARAMETER, Trainable, weights_digest
+from mem_core.runtime.deepspeed.trainable import BASE_KEY, EVERY_PARAMETER, Trainable, refuse_other_base, weights_digest
 from mem_core.runtime.ranks.place import RankPlace
 
 _FLOOR_WORDS = "loss scale already at minimum"  # DeepSpeed raises a bare Exception; its wording is all that tells
@@ -91,6 +91,7 @@ class Engine:
         self._stage0_norm: float | None = None
         self._checkpointing = activation_checkpointing
         self.trainable = trainable
+        self.base_digest = trainable.base_digest(model)
         optimizer = build_optimizer(model, training, trainable)
         self.raw: Any
         self.optimizer: Any
@@ -199,26 +200,43 @@ class Engine:
         Every rank must call it. Where the weights are whole and in float32 on rank 0, the writer can hash them off the
         critical path; a partitioned or half-precision engine gathers its master copy here.
         """
-        self.raw.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)
-        files = self._files.take()
+        files = self._files_of(folder)
         if self._zero_stage <= 2 and not self._half:
             first = torch.distributed.get_rank() == 0
             return files, [(name, p.detach()) for name, p in self.trained_parameters()] if first else [], ""
         return files, [], self.gathered_digest()
 
+    def _files_of(self, folder: Path) -> list[tuple[dict[str, Any], str]]:
+        """DeepSpeed's files, without what does not train: of that the fingerprint is kept (decision record 0008)."""
+        base: dict[str, Any] = {BASE_KEY: self.base_digest} if self.base_digest else {}
+        self.raw.save_checkpoint(
+            str(folder.parent), tag=folder.name, save_latest=False, client_state=base, exclude_frozen_parameters=bool(base)
+        )
+        files = self._files.take()
+        for state, _ in files if base else ():
+            if "module" in state:  # DeepSpeed leaves a frozen tied weight in under its second name
+                frozen = self.trainable.frozen_names(self.raw.module)
+                state["module"] = {name: value for name, value in state["module"].items() if name not in frozen}
+        return files
+
     def gathered_digest(self) -> str:
-        """Digest of the master weights, gathered over all ranks."""
-        full = [(name, safe_get_full_fp32_param(p)) for name, p in self.trained_parameters()]
+        """Digest of the master weights, gathered over all ranks.
+
+        At stage 0 DeepSpeed tells no master copy: there the weights themselves are hashed, whole on every rank, as they are exported.
+        """
+        full = [(name, p.detach() if self._zero_stage == 0 else safe_get_full_fp32_param(p)) for name, p in self.trained_parameters()]
         return weights_digest([(name, tensor) for name, tensor in full if tensor is not None])
 
-    def load(self, folder: Path, position: TrainingPosition, hyperparams: Hyperparams) -> None:
-        """Take the state of a checkpoint folder and verify that it is the step that was asked for.
+    def load(self, folder: Path, position: TrainingPosition, hyperparams: Hyperparams, source: str = "") -> None:
+        """Take the state of a checkpoint folder and verify that it is the step that was asked for, on the base from `source` that it
+        was trained on.
 
         Raises:
-            InternalError: DeepSpeed loaded nothing, or another step.
+            InternalError: DeepSpeed loaded nothing, or another step. RequestError: what does not train is not what it was.
         """
         options = [{name: value for name, value in group.items() if name != "params"} for group in self.raw.optimizer.param_groups]
-        path, _ = self.raw.load_checkpoint(str(folder.parent), tag=folder.name, load_lr_scheduler_states=False)
+        take = self._take_trained if self.base_digest else None
+        path, state = self.raw.load_checkpoint(str(folder.parent), tag=folder.name, load_lr_scheduler_states=False, custom_load_fn=take)
         if is_universal(folder):
             self._mend_universal(options)
         batches = self.raw.global_steps + len(position.passed_batches)  # the engine counts what it was given
@@ -230,7 +248,14 @@ class Engine:
                 bound=str(position.batch_index),
                 remedy="Run mem checkpoints verify; the checkpoint is quarantined if it is bad.",
             )
+        refuse_other_base(str((state or {}).get(BASE_KEY, "")), self.base_digest, source)
         self.apply(hyperparams)
+
+    def _take_trained(self, src: dict[str, torch.Tensor], dst: torch.nn.Module) -> None:
+        """A module's weights from a checkpoint that holds only those which train; raises InternalError where one of them is missing."""
+        missing = set(dst.load_state_dict(src, strict=False).missing_keys) - self.trainable.frozen_names(dst)
+        if missing:
+            raise InternalError(f"the checkpoint lacks trained weights: {', '.join(sorted(missing)[:5])}", remedy="Report this as a bug.")
 
     def _mend_universal(self, options: list[dict[str, Any]]) -> None:
         """Stage 3 gives every group the first one's weight decay there, and all groups one step counter, which then runs too fast."""

@@ -16,18 +16,18 @@ def engine_config(
     dtype: Literal["float32", "bfloat16", "float16"],
     plan: MemoryPlan,
     hyperparams: Hyperparams,
-    num_parameters: int,
+    num_trained: int,
     load_universal: bool = False,
 ) -> dict[str, Any]:
     """Configuration for `deepspeed.initialize`.
 
     Accumulation is unmanaged: the runner owns the boundary, so micro-batches may differ from step to step. The batch sizes
     that DeepSpeed wants are therefore nominal (one micro-batch of the rank's whole share); `gradient_clipping` is always
-    written, since DeepSpeed clips at 1.0 when the key is absent. Buckets are never larger than the model: the default maps 2 GiB of
+    written, since DeepSpeed clips at 1.0 when the key is absent. Buckets are never larger than what trains: the default maps 2 GiB of
     address space for the smallest one. `load_universal`: the engine will take a checkpoint that was converted from another shape.
     """
     rows_per_rank = request.training.global_batch_size // request.parallel.num_ranks
-    bucket = min(DEFAULT_BUCKET_ELEMENTS, max(1, num_parameters))
+    bucket = min(DEFAULT_BUCKET_ELEMENTS, max(1, num_trained))
     zero: dict[str, Any] = {"stage": request.parallel.zero_stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
     if request.parallel.zero_stage >= 1 and plan.offload_optimizer == "cpu":
         zero["offload_optimizer"] = {"device": "cpu"}

@@ -75,8 +75,8 @@ class DeepSpeedRunner:
         plan = self.memory.plan(position)
         trainable = trainable_of(self.request)
         model = build_rank_model(spec, plan, self._local, trainable)
-        num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        config = engine_config(self.request, spec.dtype, plan, position.hyperparams, num_parameters, is_universal(folder))
+        num_trained = trainable.num_parameters(model)
+        config = engine_config(self.request, spec.dtype, plan, position.hyperparams, num_trained, is_universal(folder))
         self.engine = Engine(
             model, config, self.request.training, activation_checkpointing=plan.activation_checkpointing, trainable=trainable
         )
@@ -88,7 +88,7 @@ class DeepSpeedRunner:
         self.build_s = time.monotonic() - started_s
         self.beat("restore")
         if folder is not None:
-            self.engine.load(Path(folder), position, position.hyperparams)
+            self.engine.load(Path(folder), position, position.hyperparams, self.request.model.source)
         self.engine.apply(position.hyperparams)
         self.position = position
         resolve_port(spec.on_built)(self)

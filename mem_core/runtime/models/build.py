@@ -1,11 +1,11 @@
 """Build, name and export models. Worker side: the functions import torch and transformers."""
 
+import contextlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mem_core.domain.capabilities import refusal
 from mem_core.domain.errors import InternalError, RequestError
 from mem_core.domain.request import ModelSection
 from mem_core.infrastructure.storage.reading import copy_regular
@@ -138,18 +138,25 @@ def save_pretrained_folder(
     _check_state(parameter_names(skeleton), state_dict)
     config.architectures = [type(skeleton).__name__]
     config.dtype = next(iter(state_dict.values())).dtype
+    tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in state_dict.items()}
+    with appearing(folder) as staging:
+        save_torch_state_dict(tensors, staging, metadata={"format": "pt"})
+        config.save_pretrained(staging)
+        write_tokenizer(model.source, staging, cache_dir)
+
+
+@contextlib.contextmanager
+def appearing(folder: Path) -> Iterator[Path]:
+    """A folder to fill, which takes the place of `folder` once it is whole."""
     staging = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
-    tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in state_dict.items()}
-    save_torch_state_dict(tensors, staging, metadata={"format": "pt"})
-    config.save_pretrained(staging)
-    _write_tokenizer(model.source, staging, cache_dir)
+    yield staging
     shutil.rmtree(folder, ignore_errors=True)
     staging.rename(folder)
 
 
-def _write_tokenizer(source: str, target: Path, cache_dir: Path | None) -> None:
+def write_tokenizer(source: str, target: Path, cache_dir: Path | None = None) -> None:
     """The folder's own files byte for byte: what a loaded tokenizer would write is what its class makes of them, which may differ."""
     if is_preset(source):
         load_tokenizer(source).save_pretrained(target)
@@ -161,8 +168,6 @@ def _write_tokenizer(source: str, target: Path, cache_dir: Path | None) -> None:
 
 
 def _check(model: ModelSection, sequence_length: int, dtype: str, cache_dir: Path | None) -> None:
-    if model.lora is not None:
-        raise refusal("lora", "model.lora", f"rank {model.lora.rank}")
     if dtype not in _DTYPES:
         raise RequestError("unknown number format", field="model.dtype", value=dtype, bound=", ".join(_DTYPES), remedy="Use one of these")
     positions = describe_model(model.source, cache_dir).max_positions

@@ -1,8 +1,13 @@
-"""A checkpoint as a Hugging Face folder: `python -m mem_core.runtime.deepspeed.programs.export CHECKPOINT_FOLDER RUN_FOLDER OUTPUT`.
+"""A checkpoint as a Hugging Face folder:
+`python -m mem_core.runtime.deepspeed.programs.export CHECKPOINT_FOLDER RUN_FOLDER OUTPUT [merge]`.
 
 Runs in a process of its own, since it imports DeepSpeed. ZeRO shards are merged by DeepSpeed's own converter, which unpickles
 without an allow-list; so nothing is read before the integrity validator has proven every file, and what comes out must have
-the weights digest that was recorded when the checkpoint was saved. Standard input is the manifest key, empty where there is none.
+the weights digest that was recorded when the checkpoint was saved. What did not train is read anew from the model's own folder and
+held against the fingerprint in the checkpoint. Standard input is the manifest key, empty where there is none.
+
+A run that trained adapters gives the folder that `peft.PeftModel.from_pretrained` loads; with `merge`, and for every other run, the
+folder holds the whole model.
 """
 
 import sys
@@ -17,9 +22,12 @@ from mem_core.domain.errors import MemError, NoValidCheckpoint
 from mem_core.infrastructure.storage.disk import OsDisk
 from mem_core.runtime.checkpoint_manager.inspection.file_checks import read_manifest
 from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import ManifestDamaged
+from mem_core.runtime.checkpoint_manager.inspection.shards import required_shards
+from mem_core.runtime.checkpoint_manager.inspection.tensor_checks import load_safely
 from mem_core.runtime.checkpoint_manager.inspection.validator import IntegrityValidator
-from mem_core.runtime.deepspeed.trainable import trainable_of, weights_digest
-from mem_core.runtime.models.build import clean_name, save_pretrained_folder
+from mem_core.runtime.deepspeed.trainable import BASE_KEY, Trainable, refuse_other_base, trainable_of, weights_digest
+from mem_core.runtime.models.adapters import export_adapters
+from mem_core.runtime.models.build import build_model, clean_name, save_pretrained_folder
 
 
 def proven_manifest(folder: Path, key: bytes | None = None) -> CheckpointManifest:
@@ -65,11 +73,27 @@ def _once(named: dict[str, torch.Tensor]) -> tuple[str, ...]:
     return tuple(found.values())
 
 
-def export(folder: Path, record: RunRecord, output: Path, key: bytes | None = None) -> str:
+def base_of(folder: Path, manifest: CheckpointManifest, record: RunRecord, trainable: Trainable) -> torch.nn.Module:
+    """The model as the run built it, what does not train proven to be what the checkpoint was trained on. `folder` must be proven.
+
+    Raises:
+        RequestError: the model folder is gone or has changed.
+    """
+    request = record.request
+    module = build_model(request.model, request.data.sequence_length, request.training.seed, record.dtype, activation_checkpointing=False)
+    trainable.choose(module)
+    names = next(iter(required_shards(manifest.num_ranks, manifest.zero_stage)))
+    saved = next(load_safely(folder / name) for name in names if (folder / name).exists()).get(BASE_KEY, "")
+    refuse_other_base(saved, trainable.base_digest(module), request.model.source)
+    return module
+
+
+def export(folder: Path, record: RunRecord, output: Path, key: bytes | None = None, *, merge: bool = False) -> str:
     """Write the Hugging Face folder; returns the weights digest, which equals the manifest's.
 
     Raises:
-        NoValidCheckpoint: the checkpoint is bad, or the merged weights are not those that were saved.
+        NoValidCheckpoint: the checkpoint is bad, or the merged weights are not those that were saved. RequestError: the model folder
+        that the run began with is gone or has changed.
     """
     manifest = proven_manifest(folder, key)
     merged = merged_state(folder, manifest)
@@ -80,19 +104,25 @@ def export(folder: Path, record: RunRecord, output: Path, key: bytes | None = No
             f"the merged weights of step {manifest.step} are not those that were saved",
             value=digest[:16], bound=manifest.weights_digest[:16], remedy="Report this as a bug.",
         )  # fmt: skip
-    state = trainable_of(record.request).exported(merged, trained)
-    save_pretrained_folder(record.request.model, {name: _own(tensor) for name, tensor in state.items()}, output)
+    state, model = {name: _own(merged[name]) for name in trained}, record.request.model
+    trainable = trainable_of(record.request)
+    base = base_of(folder, manifest, record, trainable) if trainable.has_base else None
+    if model.lora is not None and not merge:
+        export_adapters(model, state, base, output)
+    else:
+        save_pretrained_folder(model, state if base is None else trainable.whole(base.float(), state), output)
     return digest
 
 
 def main(argv: list[str]) -> int:
     """Export one checkpoint; the last line of standard output is the digest."""
     try:
-        record = record_of(Path(argv[1]))
-        sys.stdout.write(export(Path(argv[0]), record, Path(argv[2]), sys.stdin.buffer.read() or None) + "\n")
+        record, key = record_of(Path(argv[1])), sys.stdin.buffer.read() or None
+        digest = export(Path(argv[0]), record, Path(argv[2]), key, merge=argv[3:] == ["merge"])
     except MemError as exc:
         sys.stderr.write(f"{exc}\n")
         return exc.exit_code
+    sys.stdout.write(f"{digest}\n")
     return 0
 
 

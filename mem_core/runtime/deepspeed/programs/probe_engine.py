@@ -26,7 +26,8 @@ def main() -> int:
                 try:
                     answer |= probe(request, order["dtype"])
                 except RequestError as exc:
-                    answer["problems"].append([exc.field, exc.problem, exc.remedy])
+                    said = f"{exc.problem} (got {exc.value})" if exc.value is not None else exc.problem
+                    answer["problems"].append([exc.field, said, exc.remedy, exc.bound])
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
     return 0
@@ -36,7 +37,15 @@ def _probe_model(request: RuntimeRequest, _: str) -> dict[str, Any]:
     from mem_core.runtime.models.build import build_skeleton
 
     skeleton: Any = build_skeleton(request.model.source)
-    return {"architecture": type(skeleton).__name__, "attention": getattr(skeleton.config, "_attn_implementation", "")}
+    answer = {"architecture": type(skeleton).__name__, "attention": getattr(skeleton.config, "_attn_implementation", "")}
+    if request.model.lora is None and not request.model.freeze:
+        return answer
+    from mem_core.runtime.deepspeed.trainable import trainable_of
+
+    trainable = trainable_of(request)
+    left_out = trainable.left_out(skeleton)
+    trainable.choose(skeleton)
+    return answer | {"num_trainable_parameters": trainable.num_parameters(skeleton), "left_out": left_out}
 
 
 def _probe_config(request: RuntimeRequest, dtype: Any) -> dict[str, Any]:
@@ -46,7 +55,7 @@ def _probe_config(request: RuntimeRequest, dtype: Any) -> dict[str, Any]:
     from mem_core.runtime.deepspeed.engine_config import engine_config
 
     plan = MemoryPlan(micro_batch_rows=1, offload_optimizer=request.parallel.offload_optimizer)
-    config = engine_config(request, dtype, plan, Hyperparams(), num_parameters=1)
+    config = engine_config(request, dtype, plan, Hyperparams(), num_trained=1)
     config["train_batch_size"] = config["train_micro_batch_size_per_gpu"]  # no process group stands here: DeepSpeed counts one rank
     try:
         DeepSpeedConfig(config)

@@ -1,7 +1,7 @@
 """For the doctor: does transformers build this model, does DeepSpeed take this configuration? Asked in a process of its own.
 
-Presets without raw DeepSpeed keys are known to work and cost nothing. The child writes into one temporary folder only, which goes
-with it; it holds no weights, opens no device and ends within `LIMIT_S`.
+Presets that are trained whole, without raw DeepSpeed keys, are known to work and cost nothing. The child writes into one temporary
+folder only, which goes with it; it holds no weights, opens no device and ends within `LIMIT_S`.
 """
 
 import json
@@ -20,11 +20,14 @@ from mem_core.runtime.session.opening.prepare_service import with_model_at_hand
 LIMIT_S = 120.0
 PROGRAM = "mem_core.runtime.deepspeed.programs.probe_engine"
 _SHOWN_LINES = 3
+_SAID = ("field", "problem", "remedy", "bound")
 
 
 def probe_engine(request: RuntimeRequest, settings: Settings, limit_s: float = LIMIT_S, program: str = PROGRAM) -> EngineObservation | None:
     """What was found; None where nothing had to be asked, or the model is not there (which others say). `program` is a module."""
-    model, config = not is_preset(request.model.source), bool(request.deepspeed)
+    partly = request.model.lora is not None or bool(request.model.freeze)
+    preset = is_preset(request.model.source)
+    model, config = partly or not preset, bool(request.deepspeed)
     if not (model or config):
         return None
     try:
@@ -32,7 +35,7 @@ def probe_engine(request: RuntimeRequest, settings: Settings, limit_s: float = L
     except MemError:
         return None
     dtype = "float32" if request.model.dtype == "auto" else request.model.dtype
-    if model:
+    if not preset:
         source = str(Path(source).absolute())  # the child stands in a folder of its own
     asked = request.model_dump(mode="json") | {"model": request.model.model_dump(mode="json") | {"source": source}}
     order = json.dumps({"request": asked, "dtype": dtype, "model": model, "config": config})
@@ -61,5 +64,6 @@ def read_answer(code: int, out: str, err: str) -> EngineObservation:
         answer = json.loads(out.splitlines()[-1])
     except (ValueError, IndexError):
         return EngineObservation(died=" | ".join(lines[-_SHOWN_LINES:])[-900:] or f"exit code {code}")
-    problems = tuple(EngineProblem(field=field, problem=problem, remedy=remedy) for field, problem, remedy in answer["problems"])
-    return EngineObservation(architecture=answer.get("architecture", ""), attention=answer.get("attention", ""), problems=problems)
+    problems = tuple(EngineProblem(**dict(zip(_SAID, problem, strict=False))) for problem in answer["problems"])
+    known = {name: answer[name] for name in ("architecture", "attention", "num_trainable_parameters", "left_out") if name in answer}
+    return EngineObservation(problems=problems, **known)
