@@ -78,7 +78,7 @@ def result_if_finished(folder: Path, request: RuntimeRequest, allow_reshard: boo
         RequestError: the run was born with other values. NoValidCheckpoint: its record is damaged.
     """
     record = read_record(folder)
-    if record is None or not (folder / "journal").is_dir():
+    if record is None or not os.path.isdir(folder / "journal"):
         return None
     reconcile(record.request, request, allow_reshard=allow_reshard)
     result = run_status(folder)
