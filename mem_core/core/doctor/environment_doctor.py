@@ -133,10 +133,17 @@ def smallest_limit(kind: Device | str, limits_bytes: dict[str, int], own_bytes: 
     )
 
 
-def with_failed_trial(report: EnvironmentReport, error: MemError) -> EnvironmentReport:
-    """The report with what a trial of the model ended with as its first finding."""
-    finding = Finding(check="model", severity="failure", observed=error.problem, remedy=error.remedy, exit_code=error.exit_code)
-    return report.model_copy(update={"findings": (finding, *report.findings)})
+def with_failures(report: EnvironmentReport, *errors: MemError) -> EnvironmentReport:
+    """The report with what was tried and refused as its first findings, in the words of what refused it."""
+    return report.model_copy(update={"findings": (*map(_failure, errors), *report.findings)})
+
+
+def _failure(error: MemError) -> Finding:
+    got = f" (got {error.value})" if error.value is not None else ""
+    return Finding(
+        check=error.field or "run", severity="failure", observed=f"{error.problem}{got}", needed=error.bound, remedy=error.remedy,
+        exit_code=error.exit_code,
+    )  # fmt: skip
 
 
 def error_of(report: EnvironmentReport) -> MemError | None:

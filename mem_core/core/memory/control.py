@@ -16,7 +16,7 @@ from mem_core.domain.units import format_bytes
 
 PATIENCE_STEPS = 50  # calm steps before growth; doubles after a growth that had to be taken back
 MOST_PATIENCE_STEPS = 5_000
-SETTLE_READINGS = 3  # after a change, readings still show the old plan
+SETTLE_READINGS = 3  # after a change nothing but pressure is judged: what is freed comes back bit by bit
 LEAK_LEAD_STEPS = 16  # a leak is acted on so many steps before it takes memory above the high watermark: a save needs room too
 GROWN_SHARE = 0.1  # of the limit: growth of a process from which on a failed allocation is laid to it
 CRITICAL = 0.97  # above it every cause is answered with a smaller micro-batch as well
@@ -112,10 +112,11 @@ class MemoryControl:
         self._readings += 1
         if reading.limit_bytes <= 0:
             return None
+        high, low = self._levels(reading)
         if self._settle:
             self._settle -= 1
-            return None
-        high, low = self._levels(reading)
+            if reading.peak_bytes <= high or not self._shows_this_plan(reading.micro_batch):
+                return None
         if reading.peak_bytes > high:
             self._calm_since = None
             return self._under_pressure(reading, (high + low) / 2)
@@ -127,6 +128,10 @@ class MemoryControl:
             return self._when_calm(reading, high)
         self._calm_since = None
         return None
+
+    def _shows_this_plan(self, seen: MicroBatch) -> bool:
+        """Whether the plan in force leads to such a pass: ranks that are told of a plan do a step of the old one first."""
+        return seen.tokens <= max(self.plan.micro_batch_tokens, largest_micro_batch(self.plan, self._bounds).tokens)
 
     # -- levels ---------------------------------------------------------------------------------------------------------
 
