@@ -84,9 +84,9 @@ def examine_only(
     Prefect server is configured, since the one that a command starts for itself is seen by nobody. `as_born`: see `OpeningOptions`."""
     asked = settings.prefect_api_url is not None if person_at_hand is None else person_at_hand
     folder = live_root(request, settings) / request.run_id
+    model = read_model_numbers(request.model.source, settings.model_cache_dir)  # first: what it refuses costs no process
     observations = observe_machine(request, settings, run_root=folder.parent, holder_of=observe_holder)
     observations = observations.model_copy(update={"engine": probe_engine(request, settings)})
-    model = read_model_numbers(request.model.source, settings.model_cache_dir)
     data = look_at_rows(request, settings, model.vocab_size, folder)
     report = EnvironmentDoctor().examine(request, observations, model, data, asked)
     report = with_orphans(report, lambda: remote_store(request, settings, RetryPolicy(attempts=1)), request.run_id)

@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,12 @@ from mem_core.testing.ports import with_port
 pytestmark = pytest.mark.integration
 Drive = Callable[..., RunResult]
 MIB = 2**20
-WORDS = "the of and to in is you that it he was for on are as with his they at be this have from or one had by word but not what".split()
+WORDS = ("the", "of", "and", "to", "in", "is", "you", "that", "it", "he", "was", "for", "with", "they", "have", "from", "word", "what")
 GROUPS = Path("/sys/fs/cgroup/memory")
 HIGH_WATERMARK = 0.9
 ROWS_A_STEP = 16
 # Of llama-small: gradients 99 MiB, moments 198 MiB, the update's transient 99 MiB; what is left is for activations.
-HEADROOM_BYTES = 850 * MIB
+HEADROOM_BYTES = 1_100 * MIB
 ISSUE_HEADROOM_BYTES = 2_515 * MIB  # 3 GiB, of which a rank uses 557 MiB before its first step
 
 
@@ -54,8 +55,8 @@ def request_of(folder: Path, rows: Path, sequence_length: int, steps: int, seed:
 
 
 def small(folder: Path, seed: int) -> RuntimeRequest:
-    """A hundred rows; a long one is 512 tokens."""
-    return request_of(folder, rows_file(folder, seed, 7 * ROWS_A_STEP, (40, 41, 80), 120), 512, 7, seed)
+    """Eighty rows; a long one is 512 tokens."""
+    return request_of(folder, rows_file(folder, seed, 5 * ROWS_A_STEP, (40, 41, 70), 120), 512, 5, seed)
 
 
 def as_reported(folder: Path, seed: int) -> RuntimeRequest:
@@ -108,7 +109,7 @@ def assert_never_near(result: RunResult, log: Path) -> None:
     print(f"peak {max(pressures):.3f} of the limit;", " ".join(f"{batch}:{tokens}:{pressure:.2f}" for batch, tokens, pressure in readings))
     assert (result.status, result.restarts, result.ooms_absorbed, result.ooms_fatal) == ("completed", 0, 0, 0)
     assert max(pressures) <= 1.0
-    assert not [pair for pair in zip(pressures, pressures[1:], strict=False) if min(pair) > HIGH_WATERMARK]
+    assert not [pair for pair in pairwise(pressures) if min(pair) > HIGH_WATERMARK]
     assert result.memory.plan_changes, "no plan was ever bounded: the limit is too wide to prove anything"
     assert max(pressures) > 0.6, "what was reserved was never used"
 

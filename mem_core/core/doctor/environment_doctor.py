@@ -70,6 +70,7 @@ class EnvironmentDoctor:
             *(memory.memory_findings(model, request, dtype, device, budgets, rows) if model is not None else ()),
             *(storage.data_findings(data) if data is not None else ()),
             *storage.store_findings(request, observations),
+            *storage.mirror_findings(observations),
             *storage.home_findings(observations),
             *storage.file_size_findings(observations, estimates.get("checkpoint")),
             *storage.disk_findings(request, observations, estimates.get("checkpoint")),
@@ -147,8 +148,12 @@ def _failure(error: MemError) -> Finding:
 
 
 def error_of(report: EnvironmentReport) -> MemError | None:
-    """The error that ends the run, by the order of conditions of the exit codes; None when nothing failed."""
-    for kind in _ERRORS:
+    """The error that ends the run, by the order of conditions of the exit codes; None when nothing failed.
+
+    A kind that no condition has, as when a process that looks has died, comes last: what failed never counts as ready.
+    """
+    others = tuple(kind for kind in MemError.__subclasses__() if kind not in _ERRORS)
+    for kind in (*_ERRORS, *others):
         failures = [finding for finding in report.failures if finding.exit_code == kind.exit_code]
         if failures:
             problem = "; ".join(f"{finding.check}: {finding.observed}" for finding in failures)

@@ -175,7 +175,7 @@ def engine_findings(seen: EngineObservation | None) -> tuple[Finding, ...]:
         remedy = "Mend the installation, or the environment variable that breaks it (PYTHONOPTIMIZE, PYTHONPATH)."
         return (Finding(check="engine", severity="failure", observed=observed, remedy=remedy, exit_code=69),)
     found = [
-        Finding(check=problem.field, severity="failure", observed=problem.problem, remedy=problem.remedy, exit_code=64)
+        Finding(check=problem.field, severity="failure", observed=problem.problem, remedy=problem.remedy, exit_code=problem.exit_code)
         for problem in seen.problems
     ]
     if seen.attention == "eager":

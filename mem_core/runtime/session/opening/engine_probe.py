@@ -121,5 +121,7 @@ def read_answer(code: int, out: str, err: str) -> EngineObservation:
         answer = json.loads(out.splitlines()[-1])
     except (ValueError, IndexError):
         return EngineObservation(died=" | ".join(lines[-_SHOWN_LINES:])[-900:] or f"exit code {code}")
-    problems = tuple(EngineProblem(field=field, problem=problem, remedy=remedy) for field, problem, remedy in answer["problems"])
+    problems = tuple(
+        EngineProblem(field=field, problem=problem, remedy=remedy, exit_code=code) for field, problem, remedy, code in answer["problems"]
+    )
     return EngineObservation(architecture=answer.get("architecture", ""), attention=answer.get("attention", ""), problems=problems)
