@@ -36,7 +36,7 @@ from mem_core.runtime.session.opening.already_there import Resuming, problems_of
 from mem_core.runtime.session.opening.birth import born, with_allowed_changes
 from mem_core.runtime.session.opening.engine_probe import probe_engine
 from mem_core.runtime.session.opening.orphans import with_orphans
-from mem_core.runtime.session.opening.prepare_service import look_at_rows, prepare_ops, prepare_tokens, try_model
+from mem_core.runtime.session.opening.prepare_service import look_at_rows, prepare_ops, prepare_tokens, try_compile, try_model
 from mem_core.runtime.session.opening.refusals import refuse_other_inputs, refuse_other_life, refuse_other_machine
 from mem_core.runtime.session.opening.stages import Examined, Held, Prepared, RunOrder
 from mem_core.runtime.session.opening.wiring import wire
@@ -103,6 +103,7 @@ def examine_deeply(request: RuntimeRequest, settings: Settings, *, person_at_han
     environ = child_environment(settings, device=report.device, threads_per_rank=report.threads_per_rank)
     server = ForkServer.start(environ, settings.mem_home / "logs", preload=())
     try:
+        try_compile(request, report.device, server)
         try_model(request, settings, report.dtype, server)
     except MemError as exc:
         return with_failures(report, exc)
@@ -195,6 +196,7 @@ def prepare(held: Held) -> Prepared:
     record = state.record()
     with order.ledger.bucket("op_build"):
         prepare_ops(held.request, order.settings, environment.device, environment.max_build_jobs, order.progress.note)
+        try_compile(held.request, environment.device, held.server)
     if record is None:
         try_model(held.request, order.settings, environment.dtype, held.server)
     with order.ledger.bucket("data"):

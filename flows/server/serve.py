@@ -80,13 +80,14 @@ def _serve(entries: list[dict[str, Any]], api_url: str, limit: int) -> None:
     try:
         with contextlib.suppress(KeyboardInterrupt, TerminationSignal):
             asyncio.run(runner.start())
-        with get_client(sync_client=True) as client:
-            pause_while_away(client, names)
     except httpx.TransportError as exc:
         raise EnvironmentUnfit(
             f"the Prefect server at {api_url} is away ({type(exc).__name__})",
             remedy="Start it and then mem serve again; runs that were cut off go on from their newest validated checkpoint.",
         ) from exc
+    finally:  # a runner that is asked to stop before it has begun leaves by SystemExit
+        with contextlib.suppress(httpx.HTTPError), get_client(sync_client=True) as client:
+            pause_while_away(client, names)
 
 
 def _as_people_left_it(entry: dict[str, Any], *, paused: bool) -> "RunnerDeployment":
