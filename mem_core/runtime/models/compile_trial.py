@@ -14,10 +14,17 @@ def compile_trial_main(connection: Connection) -> None:
     try:
         _compile(device)
     except Exception as exc:  # noqa: BLE001 - whatever dynamo, inductor and the compiler raise means: not usable
-        lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
-        connection.send(f"{type(exc).__name__}: {' | '.join(lines)}"[:_SHOWN_CHARS])
+        connection.send(f"{type(exc).__name__}: {_words(str(exc))}")
     else:
         connection.send("")
+
+
+def _words(text: str) -> str:
+    """The first line and, instead of a command of many lines, what the compiler put out."""
+    first, _, rest = text.strip().partition("\n")
+    output = rest.partition("Output:")[2] or rest
+    lines = [line.strip() for line in (first, *output.splitlines()) if line.strip()]
+    return " | ".join(lines)[:_SHOWN_CHARS]
 
 
 def _compile(device: str) -> None:
