@@ -80,20 +80,20 @@ def planner(**section: Any) -> Make:
     return of(policy={"planner": {"kind": "openai", "model": "m", **section}})
 
 
-def model_folder(edit: Edit = lambda folder: None, architecture: str = "Llama", tokenizer: bool = True, **config: Any) -> Make:
-    """A tiny model folder of real files, changed by `edit`."""
+def model_folder(edit: Edit = lambda folder: None, architecture: str = "Llama", tokenizer: str = "byte_level_bpe", **config: Any) -> Make:
+    """A tiny model folder of real files, changed by `edit`. `tokenizer`: one of `tokenizer_folders`, empty for none."""
 
     def make(folder: Path) -> Values:
         import torch
         import transformers
 
-        from mem_core.testing.tokenizer_folders import byte_level_bpe, tokenizer_folder
+        from mem_core.testing import tokenizer_folders
 
         made = folder / "model"
         if tokenizer:
-            tokenizer_folder(made, byte_level_bpe())
+            tokenizer_folders.tokenizer_folder(made, getattr(tokenizer_folders, tokenizer)())
         torch.manual_seed(0)
-        settings = getattr(transformers, f"{architecture}Config")(**TINY, **config)
+        settings = getattr(transformers, f"{architecture}Config")(**{**TINY, **config})
         transformers.AutoModelForCausalLM.from_config(settings).save_pretrained(made)
         edit(made)
         (folder / "a.jsonl").write_text(GOOD)
@@ -234,8 +234,9 @@ DEEPSPEED = (
     Odd("offload to a disk", of(deepspeed={"aio": {"block_size": 1}}), 69, "serves offload to NVMe only"),
 )
 MODELS = (
-    Odd("no fused attention", model_folder(architecture="Gemma2"), 64, "the tokenizer cannot encode text"),
-    Odd("no fused attention, a tokenizer that works", model_folder(architecture="GPTNeoX"), 0, ""),
+    Odd("no fused attention", model_folder(architecture="Gemma2", tokenizer="llama_2_form", vocab_size=512), 0, "plain operations"),
+    Odd("an unknown token that is not there", model_folder(architecture="Gemma2"), 64, "the tokenizer cannot encode text"),
+    Odd("a folder as it should be", model_folder(architecture="GPTNeoX"), 0),
     Odd("a loss of its own", model_folder(architecture="Mixtral", **EXPERTS, output_router_logits=True), 64, "adds a part of its own"),
     Odd("a weight that is no number", model_folder(nan_weight), 64, "no finite number"),
     Odd("quantised weights", model_folder(settings(quantization_config={"quant_method": "gptq", "bits": 4})), 64, "quantised"),
@@ -244,7 +245,7 @@ MODELS = (
     Odd("weights cut short", model_folder(cut("model.safetensors")), 64, "not a safetensors file"),
     Odd("weights of another shape", model_folder(settings(hidden_size=64, head_dim=32)), 64, "cannot be loaded"),
     Odd("no weights", model_folder(without("model.safetensors")), 64, "the folder has no weights"),
-    Odd("no tokenizer", model_folder(tokenizer=False), 64, "no tokenizer files"),
+    Odd("no tokenizer", model_folder(tokenizer=""), 64, "no tokenizer files"),
     Odd("tokenizer cut short", model_folder(cut("tokenizer.json")), 64, "the tokenizer cannot be loaded"),
     Odd("tokenizer larger than the embedding", model_folder(settings(vocab_size=100)), 64, "different tokens"),
 )  # fmt: skip

@@ -5,6 +5,7 @@ the other ranks. A step far from every limit costs one comparison.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 from mem_core.core.memory.control import Decision, MemoryControl, Watermarks
@@ -52,6 +53,7 @@ class AdaptiveMemory:
         self._steps_to_reading = 0
         self._largest: MicroBatch | None = None
         self._last = RankReading(0, 0, 0)
+        self._shared: list[RankReading] = []
         self._limit = Limit("", 0, 0, 0)
         self._pending: Decision | None = None
         self._may_decide_from = 0
@@ -131,13 +133,13 @@ class AdaptiveMemory:
         self._steps_to_reading -= 1
         if self._steps_to_reading > 0:
             return self._last
-        self._last = self.reader.read()
+        largest, self._largest = self._largest, None
+        self._last = replace(self.reader.read(), rows=largest.rows, length=largest.length)
         self._limit = max(self._limits(), key=lambda limit: limit.pressure)
         watchful = self._limit.pressure >= NEAR_SHARE * self._marks.low or (self._control is not None and self._control.shrunk)
         self._steps_to_reading = 1 if watchful else FAR_STEPS
-        largest, self._largest = self._largest, None
         if self._rank == 0:
-            self._decide(batch_index, largest)
+            self._decide(batch_index, max((rank.micro_batch for rank in self._shared), key=lambda each: each.tokens))
         return self._last
 
     @property
@@ -151,7 +153,8 @@ class AdaptiveMemory:
         return min(((limit.limit_bytes - limit.used_bytes) // limit.shares for limit in limits), default=2**62)
 
     def _limits(self) -> list[Limit]:
-        return self.reader.limits(self._agreement.share(self._last))
+        self._shared = self._agreement.share(self._last)
+        return self.reader.limits(self._shared)
 
     def _decide(self, batch_index: int, largest: MicroBatch) -> None:
         limit = self._limit
