@@ -58,6 +58,7 @@ class AdaptiveMemory:
         self._pending: Decision | None = None
         self._may_decide_from = 0
         self._growth = Growth()
+        self._steps = 0
         self.replace_reason = ""
 
     # -- before training ------------------------------------------------------------------------------------------------
@@ -128,6 +129,10 @@ class AdaptiveMemory:
 
     def observe(self, batch_index: int, micro_batch: MicroBatch) -> RankReading:
         """After a step: read memory where it is due, and let rank 0 decide about the next one."""
+        self._steps += 1
+        most = self._spec.most_steps
+        if most is not None and self._steps >= most and not self.replace_reason:
+            self.replace_reason = f"{self._steps} steps done: the process before it grew until it was ended, a leak"
         if self._largest is None or micro_batch.tokens > self._largest.tokens:
             self._largest = micro_batch
         self._steps_to_reading -= 1
@@ -208,6 +213,7 @@ class AdaptiveMemory:
         found["limit_bytes"] = seen.limit_bytes or limit.limit_bytes or None
         if self._control is not None:
             tokens = (seen.failed_rows or 0) * (seen.failed_length or 0)
+            found["process_steps"] = self._steps
             found["worked_tokens"] = self._control.worked_tokens or None
             found["grown"] = self._control.grown(tokens, limit.name, limit.used_bytes, limit.limit_bytes)
         return failure.model_copy(update={"evidence": seen.model_copy(update=found)})

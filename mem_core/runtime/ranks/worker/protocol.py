@@ -31,6 +31,8 @@ class WorkerSpec:
     on_built: str | Callable[[Any], None] = ""
     allocator_setting: str = ""
     """For a device's caching allocator, in torch's words; empty: as the environment says. Set after fragmentation."""
+    most_steps: int | None = None
+    """A process that has done so many steps ends its segment and is replaced. Set after one that grew until it was ended."""
 
     @property
     def num_ranks(self) -> int:
