@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mem_core.core.memory.diagnosis import WINDOW, Cause, StepReading, diagnose, growth_per_step, is_fragmented
-from mem_core.core.memory.ladder import SMALLEST_TOKENS, MicroBatch, PlanBounds, largest_micro_batch, shrink_plan
+from mem_core.core.memory.ladder import SMALLEST_TOKENS, MicroBatch, PlanBounds, largest_micro_batch, leads_to, shrink_plan
 from mem_core.core.memory.model import PeakLine, PeakSample, fit_line
 from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.units import format_bytes
@@ -115,7 +115,7 @@ class MemoryControl:
         high, low = self._levels(reading)
         if self._settle:
             self._settle -= 1
-            if reading.peak_bytes <= high or not self._shows_this_plan(reading.micro_batch):
+            if reading.peak_bytes <= high or not leads_to(self.plan, self._bounds, reading.micro_batch):
                 return None
         if reading.peak_bytes > high:
             self._calm_since = None
@@ -128,10 +128,6 @@ class MemoryControl:
             return self._when_calm(reading, high)
         self._calm_since = None
         return None
-
-    def _shows_this_plan(self, seen: MicroBatch) -> bool:
-        """Whether the plan in force leads to such a pass: ranks that are told of a plan do a step of the old one first."""
-        return seen.tokens <= max(self.plan.micro_batch_tokens, largest_micro_batch(self.plan, self._bounds).tokens)
 
     # -- levels ---------------------------------------------------------------------------------------------------------
 
