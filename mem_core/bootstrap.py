@@ -1,30 +1,24 @@
 """The composition root: the one place where parts are wired into a run. Importing it acts on nothing."""
 
 import contextlib
-import time
 from pathlib import Path
 
-from mem_core.core.doctor.environment_doctor import EnvironmentDoctor, error_of, with_failed_trial
-from mem_core.core.policy.local_policy_engine import LocalPolicyEngine
+from mem_core.core.doctor.environment_doctor import EnvironmentDoctor, error_of, with_failures
 from mem_core.core.run.belonging import CheckpointWords, birth_of
 from mem_core.core.run.holder import observe_holder
 from mem_core.core.run.journal_check import check_journal
 from mem_core.core.run.reconcile import reconcile
 from mem_core.core.run.record import RunRecord, has_record
-from mem_core.core.run.reshard import allow_other_shape, reshaped, shape_of, with_shape
+from mem_core.core.run.reshard import allow_other_shape, reshaped
 from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.errors import MemError
 from mem_core.domain.events import DataPrepared, DoctorReported, Noted
-from mem_core.domain.plan import MemoryPlan
-from mem_core.domain.request import RuntimeRequest, shown_request
+from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.secrets import unsigned
 from mem_core.infrastructure.machine.logs import remove_logs_of_the_dead
 from mem_core.infrastructure.machine.observe import observe_machine
 from mem_core.infrastructure.machine.store import is_remote, local_path
-from mem_core.infrastructure.planner.background import BackgroundAdvice
-from mem_core.infrastructure.planner.build import build_planner
-from mem_core.infrastructure.request.policy_file import load_policy_file
 from mem_core.infrastructure.settings import Settings, child_environment
 from mem_core.infrastructure.storage.disk import OsDisk
 from mem_core.infrastructure.storage.opening import open_store
@@ -33,14 +27,16 @@ from mem_core.infrastructure.storage.presence import Patience
 from mem_core.infrastructure.storage.retrying import RetryPolicy
 from mem_core.runtime.checkpoint_manager.catalog import Catalog
 from mem_core.runtime.checkpoint_manager.mirror.mirror import highest_attempt
-from mem_core.runtime.data.values import PreparedData
-from mem_core.runtime.models.facts import ModelFacts, describe_model
+from mem_core.runtime.models.facts import describe_model
 from mem_core.runtime.models.numbers import read_model_numbers
 from mem_core.runtime.ranks.local.processes import ForkServer
 from mem_core.runtime.ranks.local.ranks import LocalRanks
+from mem_core.runtime.session.opening.advisers import advice_problems, planner_of, policy_engine
+from mem_core.runtime.session.opening.already_there import Resuming, problems_of_run
+from mem_core.runtime.session.opening.birth import born, with_allowed_changes
 from mem_core.runtime.session.opening.engine_probe import probe_engine
 from mem_core.runtime.session.opening.orphans import with_orphans
-from mem_core.runtime.session.opening.prepare_service import look_at_rows, prepare_ops, prepare_tokens, try_model
+from mem_core.runtime.session.opening.prepare_service import look_at_rows, prepare_ops, prepare_tokens, try_compile, try_model
 from mem_core.runtime.session.opening.refusals import refuse_other_inputs, refuse_other_life, refuse_other_machine
 from mem_core.runtime.session.opening.stages import Examined, Held, Prepared, RunOrder
 from mem_core.runtime.session.opening.wiring import wire
@@ -63,47 +59,40 @@ def live_root(request: RuntimeRequest, settings: Settings) -> Path:
 def examine(order: RunOrder) -> Examined:
     """Doctor: look, judge, report. Changes nothing.
 
-    Planner and policy engine are built before anything is written, so that a mistake in them leaves no trace.
-
     Raises:
-        MemError: the first failing kind in the order of the exit codes. RequestError: planner or policy file cannot be used.
+        MemError: the first failing kind in the order of the exit codes.
     """
-    engine = policy_engine(order.request.policy.file)
-    planner = _planner(order)
-    options = order.options
-    report = examine_only(order.request, order.settings, allow_reshard=options.allow_reshard, person_at_hand=options.person_at_hand)
+    options, request = order.options, order.request
+    report = examine_only(
+        request, order.settings, allow_reshard=options.allow_reshard, person_at_hand=options.person_at_hand, as_born=options.as_born
+    )
     error = error_of(report)
     if error is not None:
         raise error
-    return Examined(order, report, engine, planner)
-
-
-def policy_engine(bounds_file: str | None) -> LocalPolicyEngine:
-    """The engine with built-in or user-given bounds. Raises RequestError."""
-    return LocalPolicyEngine(load_policy_file(bounds_file)) if bounds_file else LocalPolicyEngine()
-
-
-def _planner(order: RunOrder) -> BackgroundAdvice | None:
-    section = order.request.policy.planner
-    if section.kind == "none":
-        return None
-    key = order.settings.secret(section.api_key_env) if section.api_key_env else None
-    return BackgroundAdvice(build_planner(section, default_base_url=order.settings.planner_base_url, api_key=key))
+    return Examined(order, report, policy_engine(request.policy.file), planner_of(request, order.settings))
 
 
 def examine_only(
-    request: RuntimeRequest, settings: Settings, *, allow_reshard: bool = False, person_at_hand: bool | None = None
+    request: RuntimeRequest,
+    settings: Settings,
+    *,
+    allow_reshard: bool = False,
+    person_at_hand: bool | None = None,
+    as_born: tuple[str, ...] = (),
 ) -> EnvironmentReport:
     """The doctor's report, whatever it says. `person_at_hand`: whether the run could put a question to a person; by default where a
-    Prefect server is configured, since the one that a command starts for itself is seen by nobody."""
+    Prefect server is configured, since the one that a command starts for itself is seen by nobody. `as_born`: see `OpeningOptions`."""
     asked = settings.prefect_api_url is not None if person_at_hand is None else person_at_hand
-    observations = observe_machine(request, settings, run_root=live_root(request, settings), holder_of=observe_holder)
+    folder = live_root(request, settings) / request.run_id
+    model = read_model_numbers(request.model.source, settings.model_cache_dir)  # first: what it refuses costs no process
+    observations = observe_machine(request, settings, run_root=folder.parent, holder_of=observe_holder)
     observations = observations.model_copy(update={"engine": probe_engine(request, settings)})
-    model = read_model_numbers(request.model.source, settings.model_cache_dir)
-    data = look_at_rows(request, settings, model.vocab_size, live_root(request, settings) / request.run_id)
+    data = look_at_rows(request, settings, model.vocab_size, folder)
     report = EnvironmentDoctor().examine(request, observations, model, data, asked)
     report = with_orphans(report, lambda: remote_store(request, settings, RetryPolicy(attempts=1)), request.run_id)
-    return allow_other_shape(report) if allow_reshard else report
+    report = allow_other_shape(report) if allow_reshard else report
+    resuming = Resuming(allow_reshard, as_born, settings.manifest_key, settings.model_cache_dir)
+    return with_failures(report, *advice_problems(request, settings), *problems_of_run(folder, request, report, resuming))
 
 
 def examine_deeply(request: RuntimeRequest, settings: Settings, *, person_at_hand: bool | None = None) -> EnvironmentReport:
@@ -114,9 +103,10 @@ def examine_deeply(request: RuntimeRequest, settings: Settings, *, person_at_han
     environ = child_environment(settings, device=report.device, threads_per_rank=report.threads_per_rank)
     server = ForkServer.start(environ, settings.mem_home / "logs", preload=())
     try:
+        try_compile(request, report.device, server)
         try_model(request, settings, report.dtype, server)
     except MemError as exc:
-        return with_failed_trial(report, exc)
+        return with_failures(report, exc)
     finally:
         server.close()
     return report
@@ -206,6 +196,7 @@ def prepare(held: Held) -> Prepared:
     record = state.record()
     with order.ledger.bucket("op_build"):
         prepare_ops(held.request, order.settings, environment.device, environment.max_build_jobs, order.progress.note)
+        try_compile(held.request, environment.device, held.server)
     if record is None:
         try_model(held.request, order.settings, environment.dtype, held.server)
     with order.ledger.bucket("data"):
@@ -213,7 +204,8 @@ def prepare(held: Held) -> Prepared:
         data = prepare_tokens(held.request, order.settings, model.vocab_size, order.progress, record)
     if record is None:
         numbers = read_model_numbers(held.request.model.source, order.settings.model_cache_dir)
-        record = _born(held.request, environment, data, model).model_copy(update={"router_loss": numbers.router_loss})
+        record = born(held.request, environment, model.fingerprint, data.fingerprint, data.encoding)
+        record = record.model_copy(update={"router_loss": numbers.router_loss})
         _refuse_other_life(held, record)  # before the folder says whose it is
         state.write_record(record)
     else:
@@ -222,7 +214,7 @@ def prepare(held: Held) -> Prepared:
     state.emit(DataPrepared(data=data.summary()))
     training = held.request.training.model_copy(update={"schedule_steps": record.request.training.schedule_steps})
     request = held.request.model_copy(update={"training": training})
-    record = _with_allowed_changes(record, request)
+    record = with_allowed_changes(record, request)
     if record != state.record():
         state.write_record(record)
     ranks = LocalRanks(held.server, state.folder / "live")
@@ -237,30 +229,3 @@ def _refuse_other_life(held: Held, record: RunRecord) -> None:
     for note in refuse_other_life(catalog, record.run_id, birth_of(record), words):
         held.state.emit(Noted(text=note))
         held.order.progress.note(note)
-
-
-def _with_allowed_changes(record: RunRecord, request: RuntimeRequest) -> RunRecord:
-    """What the run is now: more steps and the other changes that `reconcile` let pass, so that reports and drills see them. The shape
-    stays: it changes when a converted checkpoint has proven itself."""
-    return record.model_copy(update={"request": shown_request(with_shape(request, *shape_of(record.request)))})
-
-
-def _born(asked: RuntimeRequest, environment: EnvironmentReport, data: PreparedData, model: ModelFacts) -> RunRecord:
-    """What this run is from now on. The schedule's horizon and the first memory plan are frozen here."""
-    training = asked.training
-    request = asked.model_copy(
-        update={"training": training.model_copy(update={"schedule_steps": training.schedule_steps or training.max_steps})}
-    )
-    rows_per_rank = training.global_batch_size // asked.parallel.num_ranks
-    micro = asked.memory.micro_batch_size
-    plan = MemoryPlan(
-        micro_batch_rows=min(rows_per_rank, environment.micro_batch_rows if micro == "auto" else micro),
-        activation_checkpointing=asked.model.activation_checkpointing == "on",
-        offload_optimizer=asked.parallel.offload_optimizer,
-    )
-    return RunRecord(
-        run_id=request.run_id, request=request, device=environment.device, dtype=environment.dtype, default_plan=plan,
-        threads_per_rank=environment.threads_per_rank,
-        data_fingerprint=data.fingerprint, model_fingerprint=model.fingerprint, versions=environment.versions,
-        encoding=data.encoding, born_unix_s=time.time(),
-    )  # fmt: skip

@@ -64,14 +64,19 @@ def _serve(entries: list[dict[str, Any]], api_url: str, limit: int) -> None:
     os.environ.setdefault("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", HEARTBEAT_S)
     os.environ.setdefault("PREFECT_LOGGING_COLORS", "false")  # our standard error shows escape sequences as text
     import httpx
+    from prefect.client.orchestration import get_client
     from prefect.exceptions import TerminationSignal
     from prefect.runner import Runner
 
     from flows.server.automations import apply_automations
+    from flows.server.pauses import pause_while_away, paused_by_people
 
-    runner = Runner(pause_on_shutdown=True, limit=limit)
+    runner = Runner(pause_on_shutdown=False, limit=limit)  # it would not tell its own pauses from those of people
+    names = [name_of(entry) for entry in entries]
+    with get_client(sync_client=True) as client:
+        paused = paused_by_people(client, names)
     for entry in entries:
-        runner.add_deployment(_as_people_left_it(entry))
+        runner.add_deployment(_as_people_left_it(entry, paused=name_of(entry) in paused))
     for line in apply_automations(AUTOMATIONS_FILE):
         if "left out" in line:
             _say(f"automation {line}")
@@ -84,10 +89,13 @@ def _serve(entries: list[dict[str, Any]], api_url: str, limit: int) -> None:
             f"the Prefect server at {api_url} is away ({type(exc).__name__})",
             remedy="Start it and then mem serve again; runs that were cut off go on from their newest validated checkpoint.",
         ) from exc
+    finally:  # a runner that is asked to stop before it has begun leaves by SystemExit
+        with contextlib.suppress(httpx.HTTPError), get_client(sync_client=True) as client:
+            pause_while_away(client, names)
 
 
-def _as_people_left_it(entry: dict[str, Any]) -> "RunnerDeployment":
-    """The deployment of an entry with the schedules that its predecessor has on the server."""
+def _as_people_left_it(entry: dict[str, Any], *, paused: bool) -> "RunnerDeployment":
+    """The deployment of an entry with the schedules that its predecessor has on the server, `paused` where somebody paused that one."""
     from prefect.client.orchestration import get_client
 
     from flows.server.schedules import kept_schedules
@@ -96,6 +104,9 @@ def _as_people_left_it(entry: dict[str, Any]) -> "RunnerDeployment":
     with get_client(sync_client=True) as client:
         schedules, notes = kept_schedules(client, name_of(entry), to_schedules(entry))
     deployment.schedules = [*schedules]
+    deployment.paused = paused
+    if paused:
+        notes = [*notes, f"{name_of(entry)} stays paused, as somebody paused it; resume it in the UI"]
     for note in notes:
         _say(note)
     return deployment

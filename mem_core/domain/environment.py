@@ -212,6 +212,7 @@ class EngineProblem(Value):
     problem: str
     remedy: str
     bound: str = ""
+    exit_code: int = 64
 
 
 class EngineObservation(Value):
@@ -239,6 +240,7 @@ class MachineObservations(Value):
     )
     pids_left: int | None = Field(default=None, description="Processes and threads that may still be started; None means no limit.")
     store: StoreObservation
+    mirror: StoreObservation | None = Field(default=None, description="None where no second copy is asked for.")
     store_folder: FolderObservation | None = Field(default=None, description="None for remote stores.")
     home: str = Field(default="", description="Where MEM keeps its caches (MEM_HOME).")
     home_problem: str = Field(default="", description="Why a file cannot be written, read and deleted there; empty when it can.")

@@ -27,6 +27,7 @@ class Evidence(Value):
     limit_name: str = Field(default="", description="The limit that binds, as the doctor names it.")
     worked_tokens: int | None = Field(default=None, description="Padded tokens of the largest pass that this process did before.")
     grown: bool = Field(default=False, description="A pass of the size that failed worked before, and the process has grown since.")
+    process_steps: int | None = Field(default=None, description="Steps that the process had done since it was made.")
     used_bytes: int | None = Field(default=None, description="What tensors held on the device when an allocation failed.")
     reserved_bytes: int | None = Field(default=None, description="What the device's caching allocator held then, used or not.")
     failed_rows: int | None = Field(default=None, description="Rows of the forward pass that did not fit.")

@@ -223,3 +223,23 @@ def test_schedules_that_people_switch_on_or_make_outlive_the_serving_process(sit
     assert "schedule weekly of endurance/endurance stays on" in (site.folder / "serve.log").read_text()
     site.patch(f"/deployments/{endurance['id']}/schedules/{weekly['id']}", {"active": False})
     assert site.prefect("deployment", "schedule", "clear", "finetune/finetune", "--accept-yes").returncode == 0
+
+
+def test_a_deployment_that_somebody_paused_stays_paused(site: Site) -> None:
+    """`mem serve` pauses what it serves when it ends and resumes that when it starts again, and nothing else."""
+    names = ("doctor/doctor", "finetune/finetune")
+
+    def paused() -> list[bool]:
+        return [site.get(f"/deployments/name/{name}")["paused"] for name in names]
+
+    doctor = site.get("/deployments/name/doctor/doctor")["id"]
+    site.patch(f"/deployments/{doctor}", {"paused": True})
+    assert paused() == [True, False]
+    assert site.serving is not None
+    site.serving.send_signal(signal.SIGTERM)
+    assert site.serving.wait(120) == 0
+    assert paused() == [True, True]
+    site.start_serving()
+    assert paused() == [True, False]
+    assert "doctor/doctor stays paused" in (site.folder / "serve.log").read_text()
+    site.patch(f"/deployments/{doctor}", {"paused": False})

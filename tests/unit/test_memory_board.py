@@ -65,12 +65,12 @@ def test_a_plan_is_followed_from_its_batch_on(page: mmap.mmap) -> None:
     plan = MemoryPlan(micro_batch_rows=3, micro_batch_tokens=700, activation_checkpointing=True, offload_optimizer="cpu")
     assert other.announced(8) is None
     first.post_reading(RankReading(1, 2, 3))
-    other.post_reading(RankReading(4, 5, 6))
+    other.post_reading(RankReading(4, 5, 6, 7, 8))
     first.announce(8, plan)
     assert [other.announced(index) for index in (7, 8, 9)] == [None, (8, plan), (8, plan)]
     first.withdraw()
     assert other.announced(9) is None
-    assert first.readings() == [RankReading(1, 2, 3), RankReading(4, 5, 6)]
+    assert first.readings() == [RankReading(1, 2, 3), RankReading(4, 5, 6, 7, 8)]
 
 
 def test_batch_zero_can_be_announced(page: mmap.mmap) -> None:

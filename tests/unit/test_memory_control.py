@@ -195,3 +195,25 @@ def test_larger_passes_at_a_higher_level_are_size_and_not_a_leak() -> None:
     """The C library keeps more after larger passes: a level that rises with the passes is their size."""
     rising = [reading(step, 2_048 * (1 + step // 16), 0.95, 1.0, used=0.4 + 0.004 * step) for step in range(128)]
     assert diagnose(rising) == "size"
+
+
+def test_the_first_reading_above_the_watermark_is_answered_at_once() -> None:
+    """What a first plan did not foresee, and what is still too much after a shrink: never two steps in a row without an answer."""
+    control = MemoryControl(Watermarks(0.9, 0.7), BOUNDS, FIRST, PeakLine(0.0, 0.03 * GIB / 2_048))
+    control.changed(MemoryPlan(micro_batch_rows=16, micro_batch_tokens=8 * 2_048))
+    first = control.decide(reading(0, 8 * 2_048, 0.97, 1.0))
+    assert first is not None
+    assert first.action == "shrink"
+    assert first.plan is not None
+    control.changed(first.plan)
+    again = control.decide(reading(1, first.plan.micro_batch_tokens // 2_048 * 2_048, 0.95, 1.0))
+    assert again is not None
+    assert again.action == "shrink"
+
+
+def test_a_step_of_the_old_plan_says_nothing_of_the_new_one() -> None:
+    """Ranks that are told of a smaller plan do a step of the larger one first: that step is no reason to shrink once more."""
+    control = MemoryControl(Watermarks(0.9, 0.7), BOUNDS, FIRST, PeakLine(0.0, 0.03 * GIB / 2_048))
+    control.changed(MemoryPlan(micro_batch_rows=16, micro_batch_tokens=4 * 2_048))
+    assert control.decide(reading(0, 8 * 2_048, 0.97, 1.0)) is None
+    assert control.decide(reading(1, 4 * 2_048, 0.8, 1.0)) is None

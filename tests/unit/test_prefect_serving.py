@@ -5,14 +5,17 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.objects import DeploymentSchedule, State, StateType
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
+from prefect.exceptions import ObjectNotFound
 
 from flows.commands.owned import run_to_end
+from flows.server.pauses import pause_while_away, paused_by_people
 from flows.server.restarts import MAX_RESTARTS, GiveUp, LeaveAlone, Restart, judge
 from flows.server.schedules import merge_schedules
 from flows.server.serve import load_flow, read_deployments, to_schedules
@@ -110,3 +113,64 @@ def test_a_command_has_ended_when_it_ends_whoever_holds_its_output() -> None:
     done = run_to_end([sys.executable, "-c", program], timeout_s=60)
     os.kill(int(done.stdout), signal.SIGKILL)
     assert done.returncode == 0
+
+
+class FakeServer:
+    """Deployments and variables of a Prefect server."""
+
+    def __init__(self, *names: str) -> None:
+        self.deployments = {name: SimpleNamespace(id=name, paused=False) for name in names}
+        self.variables: dict[str, SimpleNamespace] = {}
+
+    def read_deployment_by_name(self, name: str) -> Any:
+        if name not in self.deployments:
+            raise ObjectNotFound(Exception(name))
+        return self.deployments[name]
+
+    def pause_deployment(self, deployment_id: Any) -> None:
+        self.deployments[deployment_id].paused = True
+
+    def read_variable_by_name(self, name: str) -> Any:
+        return self.variables.get(name)
+
+    def create_variable(self, variable: Any) -> None:
+        assert variable.name not in self.variables
+        self.variables[variable.name] = SimpleNamespace(value=variable.value)
+
+    def update_variable(self, variable: Any) -> None:
+        self.variables[variable.name].value = variable.value
+
+    def served(self, names: list[str], *, killed: bool = False) -> tuple[str, ...]:
+        """One life of `mem serve`: what it left paused."""
+        stays = paused_by_people(self, names)
+        for name in names:
+            self.deployments[name] = SimpleNamespace(id=name, paused=name in stays)
+        if not killed:
+            pause_while_away(self, names)
+        return stays
+
+
+NAMES = ["a/a", "b/b", "new/new"]
+
+
+def test_what_a_person_paused_stays_paused_whenever_mem_serve_starts_again() -> None:
+    server = FakeServer("a/a", "b/b")
+    assert server.served(NAMES) == ()
+    assert all(deployment.paused for deployment in server.deployments.values()), "nothing is scheduled that nobody would run"
+    assert server.served(NAMES) == (), "its own pauses are no person's"
+    server.served(NAMES, killed=True)
+    server.pause_deployment("a/a")
+    assert server.served(NAMES) == ("a/a",)
+    assert server.served(NAMES) == ("a/a",), "also after it has paused the others itself"
+    server.served(NAMES, killed=True)
+    assert [name for name, deployment in server.deployments.items() if deployment.paused] == ["a/a"]
+    server.deployments["a/a"].paused = False
+    assert server.served(NAMES) == ()
+
+
+def test_pauses_that_an_older_version_left_are_nobodys() -> None:
+    """It paused every deployment when it ended, and kept nothing of it."""
+    server = FakeServer("a/a", "b/b")
+    server.pause_deployment("a/a")
+    server.pause_deployment("b/b")
+    assert server.served(NAMES) == ()

@@ -71,6 +71,7 @@ class EnvironmentDoctor:
             *(memory.memory_findings(model, request, dtype, device, budgets, rows) if model is not None else ()),
             *(storage.data_findings(data) if data is not None else ()),
             *storage.store_findings(request, observations),
+            *storage.mirror_findings(observations),
             *storage.home_findings(observations),
             *storage.file_size_findings(observations, estimates.get("checkpoint")),
             *storage.disk_findings(request, observations, estimates.get("checkpoint")),
@@ -135,15 +136,26 @@ def smallest_limit(kind: Device | str, limits_bytes: dict[str, int], own_bytes: 
     )
 
 
-def with_failed_trial(report: EnvironmentReport, error: MemError) -> EnvironmentReport:
-    """The report with what a trial of the model ended with as its first finding."""
-    finding = Finding(check="model", severity="failure", observed=error.problem, remedy=error.remedy, exit_code=error.exit_code)
-    return report.model_copy(update={"findings": (finding, *report.findings)})
+def with_failures(report: EnvironmentReport, *errors: MemError) -> EnvironmentReport:
+    """The report with what was tried and refused as its first findings, in the words of what refused it."""
+    return report.model_copy(update={"findings": (*map(_failure, errors), *report.findings)})
+
+
+def _failure(error: MemError) -> Finding:
+    got = f" (got {error.value})" if error.value is not None else ""
+    return Finding(
+        check=error.field or "run", severity="failure", observed=f"{error.problem}{got}", needed=error.bound, remedy=error.remedy,
+        exit_code=error.exit_code,
+    )  # fmt: skip
 
 
 def error_of(report: EnvironmentReport) -> MemError | None:
-    """The error that ends the run, by the order of conditions of the exit codes; None when nothing failed."""
-    for kind in _ERRORS:
+    """The error that ends the run, by the order of conditions of the exit codes; None when nothing failed.
+
+    A kind that no condition has, as when a process that looks has died, comes last: what failed never counts as ready.
+    """
+    others = tuple(kind for kind in MemError.__subclasses__() if kind not in _ERRORS)
+    for kind in (*_ERRORS, *others):
         failures = [finding for finding in report.failures if finding.exit_code == kind.exit_code]
         if failures:
             problem = "; ".join(f"{finding.check}: {finding.observed}" for finding in failures)

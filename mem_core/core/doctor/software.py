@@ -176,7 +176,12 @@ def engine_findings(seen: EngineObservation | None) -> tuple[Finding, ...]:
         return (Finding(check="engine", severity="failure", observed=observed, remedy=remedy, exit_code=69),)
     found = [
         Finding(
-            check=problem.field, severity="failure", observed=problem.problem, needed=problem.bound, remedy=problem.remedy, exit_code=64
+            check=problem.field,
+            severity="failure",
+            observed=problem.problem,
+            needed=problem.bound,
+            remedy=problem.remedy,
+            exit_code=problem.exit_code,
         )
         for problem in seen.problems
     ]

@@ -47,6 +47,25 @@ def _store_remedy(local: bool) -> str:
     return "Check the URL, the endpoint and the keys, which come from the environment or a Prefect block."
 
 
+def mirror_findings(seen: MachineObservations) -> tuple[Finding, ...]:
+    """The second copy. A run asks it first whether it holds that run already, and cannot begin without an answer; one that has
+    checkpoints of its own goes on without it."""
+    mirror = seen.mirror
+    if mirror is None or not mirror.problem:
+        return ()
+    begun = seen.saved is not None
+    return (
+        Finding(
+            check="checkpoint.mirror",
+            severity="warning" if begun else "failure",
+            observed=f"{mirror.location}: {mirror.problem}",
+            needed="a place that can be written, read and deleted from",
+            remedy=_store_remedy(mirror.local).replace("set store to another folder", "set checkpoint.mirror to another place"),
+            exit_code=0 if begun else 73,
+        ),
+    )
+
+
 def home_findings(seen: MachineObservations) -> tuple[Finding, ...]:
     """Every start writes there: token shards, compiled ops, logs, the server's database."""
     if not seen.home_problem:

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mem_core.core.memory.diagnosis import WINDOW, Cause, StepReading, diagnose, growth_per_step, is_fragmented
-from mem_core.core.memory.ladder import SMALLEST_TOKENS, MicroBatch, PlanBounds, largest_micro_batch, shrink_plan
+from mem_core.core.memory.ladder import SMALLEST_TOKENS, MicroBatch, PlanBounds, largest_micro_batch, leads_to, shrink_plan
 from mem_core.core.memory.model import PeakLine, PeakSample, fit_line
 from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.units import format_bytes
 
 PATIENCE_STEPS = 50  # calm steps before growth; doubles after a growth that had to be taken back
 MOST_PATIENCE_STEPS = 5_000
-SETTLE_READINGS = 3  # after a change, readings still show the old plan
+SETTLE_READINGS = 3  # after a change nothing but pressure is judged: what is freed comes back bit by bit
 LEAK_LEAD_STEPS = 16  # a leak is acted on so many steps before it takes memory above the high watermark: a save needs room too
 GROWN_SHARE = 0.1  # of the limit: growth of a process from which on a failed allocation is laid to it
 CRITICAL = 0.97  # above it every cause is answered with a smaller micro-batch as well
@@ -112,10 +112,11 @@ class MemoryControl:
         self._readings += 1
         if reading.limit_bytes <= 0:
             return None
+        high, low = self._levels(reading)
         if self._settle:
             self._settle -= 1
-            return None
-        high, low = self._levels(reading)
+            if reading.peak_bytes <= high or not leads_to(self.plan, self._bounds, reading.micro_batch):
+                return None
         if reading.peak_bytes > high:
             self._calm_since = None
             return self._under_pressure(reading, (high + low) / 2)

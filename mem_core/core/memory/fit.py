@@ -40,10 +40,11 @@ def ways_out(model: ModelNumbers, request: RuntimeRequest, dtype: Dtype, device:
 def leak_remedy(seen: Evidence) -> str:
     """The remedy where a process has grown: size is not the cause, and no smaller pass or model is the cure."""
     limit = f"{seen.limit_name or 'the limit'} of {format_bytes(seen.limit_bytes or 0)}"
+    worked = f"passes of {seen.worked_tokens} tokens" if seen.worked_tokens else f"{seen.process_steps or 'some'} steps"
     return (
-        f"Memory grew until nothing fitted under {limit}, which looks like a leak: passes of {seen.worked_tokens} tokens worked before in "
-        "the same process. Find what keeps memory from step to step (the journal's notes on memory name python objects and mapped bytes); "
-        "until then a smaller checkpoint.every_s or training.segment_steps lets workers be replaced before the limit."
+        f"Memory grew until nothing fitted under {limit}, which looks like a leak: {worked} worked before in "
+        "the same process, and workers that were replaced ever sooner met it too. Find what keeps memory from step to step (the journal's "
+        "notes on memory name python objects and mapped bytes), or give more memory."
     )
 
 

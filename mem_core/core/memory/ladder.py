@@ -47,6 +47,11 @@ def largest_micro_batch(plan: MemoryPlan, bounds: PlanBounds) -> MicroBatch:
     return MicroBatch(rows, bounds.longest_tokens)
 
 
+def leads_to(plan: MemoryPlan, bounds: PlanBounds, seen: MicroBatch) -> bool:
+    """Whether a plan allows such a pass. One that it does not is of an older plan: ranks that are told of a plan do a step first."""
+    return seen.tokens <= max(plan.micro_batch_tokens, largest_micro_batch(plan, bounds).tokens)
+
+
 def held_before(changes: tuple[MemoryPlanChange, ...], batch_index: int) -> MemoryPlan | None:
     """The plan that was in force before the one of `batch_index` where that one is larger: it had held for as long as growth waits.
 

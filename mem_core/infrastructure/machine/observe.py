@@ -67,6 +67,7 @@ def observe_machine(
     run_folder = live_root / request.run_id if live_root is not None else None
     endpoint = _endpoint(store, settings)
     environ = child_environment(settings, device="cpu" if request.device == "cpu" else "cuda")
+    probe = probe_remote or (lambda url: machine_store.probe_url(url, settings.storage_options(url)))
     return MachineObservations(
         num_cores=usable_cores(root),
         cpu_flags=cpu_flags(root),
@@ -75,9 +76,8 @@ def observe_machine(
         host_limits=host_limits(root),
         address_space_limits=address_space_rlimits("self", root),
         pids_left=pids_left("self", root),
-        store=machine_store.observe_store(
-            store, probe_remote or (lambda url: machine_store.probe_url(url, settings.storage_options(url))), endpoint
-        ),
+        store=machine_store.observe_store(store, probe, endpoint),
+        mirror=machine_store.observe_mirror(request.checkpoint.mirror, probe),
         store_folder=machine_store.observe_folder(live_root) if live_root is not None else None,
         home=str(settings.mem_home),
         home_problem=machine_store.probe_folder(settings.mem_home),

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from mem_core.domain.environment import FolderObservation, SavedRun, StoreObserv
 from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, local_name, read_json, read_regular
 
 PROBE_PREFIX = ".mem-probe-"
+MIRROR_LIMIT_S = 15.0
 _PROBE_BYTES = b"MEM was here\n" * 512
 StoreProbe = Callable[[str], str]
 
@@ -33,6 +35,18 @@ def observe_store(store: str, probe_remote: StoreProbe, endpoint: str = "") -> S
     path = local_path(store)
     relative = not os.path.isabs(local_name(store))
     return StoreObservation(location=str(path), relative=relative, problem=probe_folder(path))
+
+
+def observe_mirror(mirror: str | None, probe_remote: StoreProbe, limit_s: float = MIRROR_LIMIT_S) -> StoreObservation | None:
+    """The same for a second copy, within a time limit: a run that has checkpoints of its own goes on without it."""
+    if mirror is None:
+        return None
+    silent = StoreObservation(location=mirror, local=not is_remote(mirror), problem=f"no answer within {limit_s:.0f} s")
+    found = [silent]
+    thread = threading.Thread(target=lambda: found.append(observe_store(mirror, probe_remote)), name="look-at-mirror", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    return found[-1]
 
 
 def probe_folder(folder: Path) -> str:

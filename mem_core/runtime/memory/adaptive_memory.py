@@ -5,6 +5,7 @@ the other ranks. A step far from every limit costs one comparison.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 from mem_core.core.memory.control import Decision, MemoryControl, Watermarks
@@ -52,10 +53,12 @@ class AdaptiveMemory:
         self._steps_to_reading = 0
         self._largest: MicroBatch | None = None
         self._last = RankReading(0, 0, 0)
+        self._shared: list[RankReading] = []
         self._limit = Limit("", 0, 0, 0)
         self._pending: Decision | None = None
         self._may_decide_from = 0
         self._growth = Growth()
+        self._steps = 0
         self.replace_reason = ""
 
     # -- before training ------------------------------------------------------------------------------------------------
@@ -126,18 +129,22 @@ class AdaptiveMemory:
 
     def observe(self, batch_index: int, micro_batch: MicroBatch) -> RankReading:
         """After a step: read memory where it is due, and let rank 0 decide about the next one."""
+        self._steps += 1
+        most = self._spec.most_steps
+        if most is not None and self._steps >= most and not self.replace_reason:
+            self.replace_reason = f"{self._steps} steps done: the process before it grew until it was ended, a leak"
         if self._largest is None or micro_batch.tokens > self._largest.tokens:
             self._largest = micro_batch
         self._steps_to_reading -= 1
         if self._steps_to_reading > 0:
             return self._last
-        self._last = self.reader.read()
+        largest, self._largest = self._largest, None
+        self._last = replace(self.reader.read(), rows=largest.rows, length=largest.length)
         self._limit = max(self._limits(), key=lambda limit: limit.pressure)
         watchful = self._limit.pressure >= NEAR_SHARE * self._marks.low or (self._control is not None and self._control.shrunk)
         self._steps_to_reading = 1 if watchful else FAR_STEPS
-        largest, self._largest = self._largest, None
         if self._rank == 0:
-            self._decide(batch_index, largest)
+            self._decide(batch_index, max((rank.micro_batch for rank in self._shared), key=lambda each: each.tokens))
         return self._last
 
     @property
@@ -151,7 +158,8 @@ class AdaptiveMemory:
         return min(((limit.limit_bytes - limit.used_bytes) // limit.shares for limit in limits), default=2**62)
 
     def _limits(self) -> list[Limit]:
-        return self.reader.limits(self._agreement.share(self._last))
+        self._shared = self._agreement.share(self._last)
+        return self.reader.limits(self._shared)
 
     def _decide(self, batch_index: int, largest: MicroBatch) -> None:
         limit = self._limit
@@ -205,6 +213,7 @@ class AdaptiveMemory:
         found["limit_bytes"] = seen.limit_bytes or limit.limit_bytes or None
         if self._control is not None:
             tokens = (seen.failed_rows or 0) * (seen.failed_length or 0)
+            found["process_steps"] = self._steps
             found["worked_tokens"] = self._control.worked_tokens or None
             found["grown"] = self._control.grown(tokens, limit.name, limit.used_bytes, limit.limit_bytes)
         return failure.model_copy(update={"evidence": seen.model_copy(update=found)})

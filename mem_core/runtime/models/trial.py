@@ -9,6 +9,7 @@ is looked at.
 import json
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from mem_core.domain.errors import MemError, RequestError
 from mem_core.domain.request import ModelSection
@@ -91,9 +92,8 @@ def trial_main(connection: Connection) -> None:
         connection.send(None)
 
 
-def answer_of(connection: Connection, deadline_s: float) -> MemError | None:
-    """What the trial came to. Raises EOFError where its process died, TimeoutError where it never answered."""
+def answer_of(connection: Connection, deadline_s: float) -> Any:
+    """What a trial came to. Raises EOFError where its process died, TimeoutError where it never answered."""
     if not connection.poll(deadline_s):
         raise TimeoutError
-    answer: MemError | None = connection.recv()
-    return answer
+    return connection.recv()

@@ -15,11 +15,22 @@ from mem_core.domain.plan import MemoryPlan
 
 @dataclass(frozen=True, slots=True)
 class RankReading:
-    """Bytes of one rank: resident (or allocated) now, at the last step's peak, and mapped (or reserved)."""
+    """Bytes of one rank: resident (or allocated) now, at the last step's peak, and mapped (or reserved).
+
+    `rows` and `length` are those of the largest forward pass under that peak, 0 where there was none. Ranks have rows of their own and
+    post at moments of their own: a peak only means something beside the pass that it belongs to.
+    """
 
     used_bytes: int
     peak_bytes: int
     mapped_bytes: int
+    rows: int = 0
+    length: int = 0
+
+    @property
+    def micro_batch(self) -> MicroBatch:
+        """The pass under the peak."""
+        return MicroBatch(self.rows, self.length)
 
 
 class Agreement(Protocol):

@@ -39,6 +39,7 @@ class MemoryService:
         self._budgets: tuple[MemoryBudget, ...] = reports[-1].memory if reports else ()
         self._model = reports[-1].model if reports else None
         self._bounds: PlanBounds | None = None
+        self._most_steps: int | None = None
         ended = [line.event.outcome for line in lines if isinstance(line.event, SegmentEnded)]
         self._in_pieces = any(isinstance(outcome, OutOfMemory) and failed_in_pieces(outcome) for outcome in ended)
 
@@ -72,11 +73,20 @@ class MemoryService:
                 self._progress.note(f"memory: {_words(event.change)}")
 
     def can_shrink_after(self, failure: SegmentFailure) -> bool:
-        """Whether a smaller plan may cure this failure and there is one."""
-        return self._next_plan(failure) is not None
+        """Whether a smaller plan may cure this failure and there is one, or processes that are replaced sooner."""
+        return self._shorter_life(failure) is not None or self._next_plan(failure) is not None
 
     def shrink_after(self, failure: SegmentFailure) -> bool:
-        """Record a smaller plan for the batch that failed; False where none is left or size was not the cause."""
+        """Record a smaller plan for the batch that failed; False where none is left or size was not the cause.
+
+        What grew is replaced sooner from now on: half-way to where it met its limit, so that what it did until then is saved.
+        """
+        shorter = self._shorter_life(failure)
+        if shorter is not None:
+            self._most_steps = shorter
+            steps = failure.evidence.process_steps
+            self._note(f"a process grew until it was ended after {steps} steps, a leak: workers are replaced after {shorter} from now on")
+            return False
         plan = self._next_plan(failure)
         if plan is None:
             return False
@@ -107,7 +117,9 @@ class MemoryService:
 
     def configured(self, spec: WorkerSpec) -> WorkerSpec:
         """What new workers are made from."""
-        return replace(spec, allocator_setting=ALLOCATOR_SETTING) if self._in_pieces else spec
+        return replace(
+            spec, allocator_setting=ALLOCATOR_SETTING if self._in_pieces else spec.allocator_setting, most_steps=self._most_steps
+        )
 
     def _note(self, text: str) -> None:
         self._state.emit(Noted(text=f"memory: {text}"))
@@ -132,10 +144,19 @@ class MemoryService:
         adaptive = self._spec.request.memory.mode == "adaptive"
         if not adaptive or not isinstance(failure, OutOfMemory) or failure.evidence.phase not in _TRAINING_PHASES:
             return None
-        if failure.evidence.grown:
+        if self._shorter_life(failure) is not None:
             return None  # a fresh process is the cure, not a smaller pass
         held = held_before(self.changes, failure.evidence.batch_index or 0)
         return shrink_plan(self._plan(failure), self.bounds, self._failed(failure), held)
+
+    def _shorter_life(self, failure: SegmentFailure) -> int | None:
+        """After how many steps workers are to be replaced, where they were ended by their growth; None where no fewer are left."""
+        seen = failure.evidence
+        adaptive = self._spec.request.memory.mode == "adaptive"
+        if not adaptive or not isinstance(failure, OutOfMemory) or not seen.grown or not seen.process_steps:
+            return None
+        half = min(seen.process_steps, self._most_steps or seen.process_steps) // 2
+        return half if half >= 1 else None
 
     def _plan(self, failure: SegmentFailure) -> MemoryPlan:
         return plan_at(self.changes, failure.evidence.batch_index or 0, self._spec.default_plan)

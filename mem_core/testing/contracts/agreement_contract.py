@@ -165,12 +165,12 @@ class AgreementContract:
         """What was told before a step that all have done is known after it."""
 
         def run(rank: int, agreement: Agreement) -> list[RankReading]:
-            reading = RankReading(rank + 1, rank + 10, rank + 100)
-            agreement.share(reading)
+            agreement.share(told[rank])
             agreement.agree(None, undoable=True)
-            return agreement.share(reading)
+            return agreement.share(told[rank])
 
-        assert each(agreements(num_ranks), run) == [[RankReading(r + 1, r + 10, r + 100) for r in range(num_ranks)]] * num_ranks
+        told = [RankReading(rank + 1, rank + 10, rank + 100, rank + 2, 8 * (rank + 1)) for rank in range(num_ranks)]
+        assert each(agreements(num_ranks), run) == [told] * num_ranks
 
 
 def each(attempt: Try, run: Callable[[int, Agreement], Any]) -> list[Any]:

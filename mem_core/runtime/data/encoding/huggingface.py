@@ -1,6 +1,7 @@
 """Hugging Face tokenizers: ids of whole texts in bounded memory, chats by their template."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mem_core.domain.environment import DataRemark
-from mem_core.domain.errors import RequestError
+from mem_core.domain.errors import MemError, RequestError
 from mem_core.domain.request import DataSection
 from mem_core.runtime.data.chat.conversation import ChatRefused, Conversation
 from mem_core.runtime.data.chat.encode import Chats
@@ -65,10 +66,12 @@ class HuggingFaceEncoder:
         from mem_core.runtime.models.own_tokenizer import disagreement
 
         tokenizer = load_tokenizer(source)
-        found = disagreement(tokenizer, local_model_folder(source))
+        with usable():
+            found = disagreement(tokenizer, local_model_folder(source))
         remedy = "Set the tokenizer_class of the folder's tokenizer_config.json to the one that the file was made for."
         told = DataRemark(check="tokenizer.class", severity="warning", text=found, remedy=remedy)
-        return cls(tokenizer, (told,) if found else (), rules)
+        with usable():
+            return cls(tokenizer, (told,) if found else (), rules)
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         """Ids of each text, many at a time so that the tokenizer may use its threads. Raises CannotBeCut."""
@@ -105,20 +108,22 @@ class HuggingFaceEncoder:
     def _ids(self, texts: Sequence[str]) -> list[Tokens]:
         if not texts:
             return []
-        encoded = self._tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
+        encoded = self._encoded(texts)
         return [np.asarray(ids, np.uint32) for ids in encoded["input_ids"]]
 
     def _spans(self, texts: Sequence[str]) -> list[Spans]:
         if not texts:
             return []
-        encoded = self._tokenizer(
-            list(texts), add_special_tokens=False, return_attention_mask=False, return_offsets_mapping=True, verbose=False
-        )
+        encoded = self._encoded(texts, return_offsets_mapping=True)
         bounds = [np.asarray(offsets, np.int64).reshape(-1, 2) for offsets in encoded["offset_mapping"]]
         return [
             Spans(np.asarray(ids, np.uint32), offsets[:, 0], offsets[:, 1])
             for ids, offsets in zip(encoded["input_ids"], bounds, strict=True)
         ]
+
+    def _encoded(self, texts: Sequence[str], **options: Any) -> Any:
+        with usable():
+            return self._tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False, **options)
 
     def encode_chat(self, document: Document) -> tuple[Tokens, NDArray[np.uint8]]:
         """Rendered by the chat template; the mask covers the assistant's words where the template marks them, else everything.
@@ -161,6 +166,25 @@ class HuggingFaceEncoder:
             return self._tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, **self._template, **options)
         except (TemplateError, TypeError, KeyError, ValueError) as exc:
             raise ChatRefused(f"the chat template refuses the messages: {exc}") from exc
+
+
+@contextlib.contextmanager
+def usable() -> Iterator[None]:
+    """A tokenizer that loads may still not encode, as one without its unknown token; its library's errors have no class of their own.
+
+    Raises:
+        RequestError: instead of whatever the library raised.
+    """
+    try:
+        yield
+    except (MemError, MemoryError):
+        raise
+    except Exception as exc:
+        raise RequestError(
+            f"the tokenizer cannot encode text: {type(exc).__name__}: {' '.join(str(exc).split())[:300]}",
+            field="model.source",
+            remedy="Mend the tokenizer's files: a token that its configuration names may be missing from its vocabulary",
+        ) from exc
 
 
 def _template_of(tokenizer: Any, rules: int) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +23,7 @@ from mem_core.runtime.models.folders import is_preset
 
 PROGRAM = "mem_core.runtime.data.look.look_process"
 LIMIT_S = 120.0
+REMEMBERED_S = 300.0
 Ask = Callable[..., Any]
 
 
@@ -95,7 +97,7 @@ def _look(job: LookJob, may_be_cached: bool, ask: Ask) -> Look:
         if cached is not None:
             return judged(cached, job.prepare, whole=True)
         encoding = encoding_for(job.prepare.data, source, job.prepare.rules)
-        return Look.model_validate_json(_asked(ask, job.model_dump_json(), json.dumps(encoding)))
+        return Look.model_validate_json(_asked(ask, job.model_dump_json(), json.dumps(encoding), int(time.monotonic() // REMEMBERED_S)))
     except NoAnswer:
         text = f"the tokenizer did not answer within {LIMIT_S:.0f} s, so that no row could be looked at"
         return Look(
@@ -106,7 +108,8 @@ def _look(job: LookJob, may_be_cached: bool, ask: Ask) -> Look:
 
 
 @lru_cache(maxsize=8)
-def _asked(ask: Ask, job: str, encoding: str) -> str:
-    """A start looks twice within seconds, before and inside the flow; files and tokenizer are in the key by stamp and digest."""
-    del encoding
+def _asked(ask: Ask, job: str, encoding: str, period: int) -> str:
+    """A start looks twice within seconds, before and inside the flow; files and tokenizer are in the key by stamp and digest. An answer
+    counts for as long as a start takes; that there was none is not remembered."""
+    del encoding, period
     return json.dumps(ask(PROGRAM, job, limit_s=LIMIT_S))

@@ -8,11 +8,15 @@ DeepSpeed for raw keys.
 import contextlib
 import json
 import sys
+from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any
 
-from mem_core.domain.errors import RequestError
+from mem_core.domain.errors import EnvironmentUnfit, RequestError
 from mem_core.domain.plan import Hyperparams, MemoryPlan
 from mem_core.domain.request import RuntimeRequest
+
+_MONITORS = MappingProxyType({"wandb": "wandb", "comet": "comet_ml", "tensorboard": "tensorboard"})
 
 
 def main() -> int:
@@ -25,9 +29,9 @@ def main() -> int:
             if order[wanted]:
                 try:
                     answer |= probe(request, order["dtype"])
-                except RequestError as exc:
+                except (RequestError, EnvironmentUnfit) as exc:
                     said = f"{exc.problem} (got {exc.value})" if exc.value is not None else exc.problem
-                    answer["problems"].append([exc.field, said, exc.remedy, exc.bound])
+                    answer["problems"].append([exc.field, said, exc.remedy, exc.bound, exc.exit_code])
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
     return 0
@@ -54,6 +58,7 @@ def _probe_config(request: RuntimeRequest, dtype: Any) -> dict[str, Any]:
 
     from mem_core.runtime.deepspeed.engine_config import engine_config
 
+    _refuse_missing_monitors(request)
     plan = MemoryPlan(micro_batch_rows=1, offload_optimizer=request.parallel.offload_optimizer)
     config = engine_config(request, dtype, plan, Hyperparams(), num_trained=1)
     config["train_batch_size"] = config["train_micro_batch_size_per_gpu"]  # no process group stands here: DeepSpeed counts one rank
@@ -66,6 +71,22 @@ def _probe_config(request: RuntimeRequest, dtype: Any) -> dict[str, Any]:
             remedy=f"Mend or remove that key in the deepspeed section ({', '.join(sorted(request.deepspeed))}).",
         ) from exc
     return {}
+
+
+def _refuse_missing_monitors(request: RuntimeRequest) -> None:
+    """DeepSpeed imports a monitor's package when the engine is built, deep inside a rank.
+
+    Raises:
+        EnvironmentUnfit: one that is switched on is not installed.
+    """
+    for key, package in _MONITORS.items():
+        section = request.deepspeed.get(key)
+        if isinstance(section, dict) and section.get("enabled") is True and find_spec(package) is None:
+            raise EnvironmentUnfit(
+                f"the package {package} is not installed",
+                field=f"deepspeed.{key}",
+                remedy=f"Install {package} in this environment, or set deepspeed.{key}.enabled to false.",
+            )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from mem_core.runtime.ranks.local.processes import ChildProcess, ForkServer
 from mem_core.runtime.ranks.local.pump import ReplyPump
 from mem_core.runtime.ranks.local.silence import SilenceWatch
 from mem_core.runtime.ranks.port import GroupFailed, Heartbeat, Watch
-from mem_core.runtime.ranks.worker.classify import classify_death, classify_server_death
+from mem_core.runtime.ranks.worker.classify import classify_death, classify_server_death, with_growth
 from mem_core.runtime.ranks.worker.protocol import (
     Command,
     Evaluate,
@@ -218,6 +218,7 @@ class WorkerGroup:
             limit_bytes=self._memory_limit_bytes or None,
             last_lines=tail(child.log_path, 20),
         )
+        evidence = with_growth(evidence, [reader.steps for reader in self._readers])
         return classify_death(evidence, oom_kills=sum(counter.kills() for counter in self._kill_counters.values()))
 
     def _follow_groups(self) -> None:

@@ -59,6 +59,8 @@ class HeartbeatReader:
         self._path = path
         self._map: mmap.mmap | None = None
         self._last = Heartbeat()
+        self.steps: tuple[Heartbeat, Heartbeat] | None = None
+        """The first and the last beat after a step that were seen: only these say what memory is used."""
 
     def read(self) -> Heartbeat:
         """The newest complete record; the previous one if the writer never gets done within a few tries."""
@@ -71,6 +73,8 @@ class HeartbeatReader:
             (after,) = _SEQUENCE.unpack_from(mapped, 0)
             if before == after and before % 2 == 0 and before:
                 self._last = Heartbeat(*fields[:-1], phase=fields[-1].rstrip(b"\0").decode())
+                if self._last.memory_bytes:
+                    self.steps = (self.steps[0] if self.steps else self._last, self._last)
                 break
         return self._last
 

@@ -16,7 +16,9 @@ PAGE_BYTES = 65_536
 _PLAN, _ACKNOWLEDGED, _RANKS, _RANK_BYTES = 64, 128, 192, 96
 _FIVE = struct.Struct("<qqqqq")
 _THREE = struct.Struct("<qqq")
+_TWO = struct.Struct("<qq")
 _ONE = struct.Struct("<q")
+_PASS = 72  # in a rank's slot, behind its bytes and the two rounds of `agree`
 MAX_RANKS = (PAGE_BYTES - _RANKS) // _RANK_BYTES
 _SPIN_S = 0.0005
 
@@ -64,12 +66,15 @@ class MemoryBoard:
     # -- readings -------------------------------------------------------------------------------------------------------
 
     def post_reading(self, reading: RankReading) -> None:
-        """Publish this rank's bytes."""
-        _THREE.pack_into(self._map, self._slot(self._rank), reading.used_bytes, reading.peak_bytes, reading.mapped_bytes)
+        """Publish this rank's bytes and the pass that they belong to."""
+        mine = self._slot(self._rank)
+        _TWO.pack_into(self._map, mine + _PASS, reading.rows, reading.length)
+        _THREE.pack_into(self._map, mine, reading.used_bytes, reading.peak_bytes, reading.mapped_bytes)
 
     def readings(self) -> list[RankReading]:
         """What each rank has published last; zeros where it has not yet."""
-        return [RankReading(*_THREE.unpack_from(self._map, self._slot(rank))) for rank in range(self._num_ranks)]
+        slots = [self._slot(rank) for rank in range(self._num_ranks)]
+        return [RankReading(*_THREE.unpack_from(self._map, at), *_TWO.unpack_from(self._map, at + _PASS)) for at in slots]
 
     # -- did every pass go well? ----------------------------------------------------------------------------------------
 

@@ -4,10 +4,13 @@ import errno
 import re
 import signal
 import traceback
+from collections.abc import Sequence
 from typing import Literal
 
+from mem_core.core.memory.control import GROWN_SHARE
 from mem_core.core.memory.ladder import MicroBatch
 from mem_core.domain.segment import Evidence, OutOfMemory, Phase, Refusal, SaveFailed, SegmentFailure, WorkerError, WorkerLost
+from mem_core.runtime.ranks.port import Heartbeat
 
 LAST_FRAMES, LAST_LINES = 6, 20
 NEAR_LIMIT = 0.9  # a process killed with its peak above this part of the limit was probably killed for memory
@@ -111,6 +114,19 @@ def classify(
         return SaveFailed(evidence=evidence)
     lasting = not steps_done and known in _BEGINNING and not _may_pass(exc)
     return WorkerError(evidence=evidence, refusal=Refusal.of(exc), before_any_step=lasting)
+
+
+def with_growth(evidence: Evidence, steps: Sequence[tuple[Heartbeat, Heartbeat] | None]) -> Evidence:
+    """The evidence of a death with how far the processes had grown, from the first and last beat after a step of each rank.
+
+    As a rank would say it of itself, had it been asked: a process that is killed tells nobody.
+    """
+    spans = [span for span in steps if span is not None]
+    if not spans or not evidence.limit_bytes:
+        return evidence
+    growth = sum(last.memory_bytes - first.memory_bytes for first, last in spans)
+    done = max(last.batch_index - first.batch_index + 1 for first, last in spans)
+    return evidence.model_copy(update={"grown": growth >= GROWN_SHARE * evidence.limit_bytes, "process_steps": done})
 
 
 def classify_death(evidence: Evidence, *, oom_kills: int = 0) -> OutOfMemory | WorkerLost:

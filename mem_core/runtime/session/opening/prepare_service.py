@@ -3,11 +3,13 @@
 import contextlib
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mem_core.core.run.record import RunRecord, read_record
 from mem_core.domain.environment import DataNumbers
-from mem_core.domain.errors import EnvironmentUnfit, NoValidCheckpoint
+from mem_core.domain.errors import EnvironmentUnfit, MemError, NoValidCheckpoint
 from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.machine.build import executable_problem, remove_stale_locks
 from mem_core.infrastructure.settings import Settings, child_environment
@@ -17,6 +19,7 @@ from mem_core.runtime.data.look.first_look import look_at_data
 from mem_core.runtime.data.values import PreparedData, PrepareProgress
 from mem_core.runtime.deepspeed.programs.build_ops import ops_needed
 from mem_core.runtime.deepspeed.programs.build_watch import BuildWatch, build_command, watch_build
+from mem_core.runtime.models.compile_trial import ENTRY as COMPILE_ENTRY
 from mem_core.runtime.models.encoding import CURRENT_RULES, rules_of
 from mem_core.runtime.models.facts import describe_model
 from mem_core.runtime.models.folders import at_hand, is_preset
@@ -82,23 +85,55 @@ def try_model(request: RuntimeRequest, settings: Settings, dtype: str, helpers: 
         activation_checkpointing=request.model.activation_checkpointing == "on",
         cache_dir=settings.model_cache_dir,
     )
-    child = helpers.fork(TRIAL_ENTRY, "model-trial.log")
+    deadline_s = TRIAL_DEADLINE_S + facts.stored_bytes / TRIAL_BYTES_PER_S
+    unfit = _Unfit("the model could not be tried", "model.source", request.model.source, "memory may be short for this model.")
+    error: MemError | None = _tried(helpers, TRIAL_ENTRY, "model-trial.log", trial.model_dump_json(), deadline_s, unfit)
+    if error is not None:
+        raise error
+
+
+def try_compile(request: RuntimeRequest, device: str, helpers: Helpers) -> None:
+    """Compile a small function once in a process beside the driver, where the request asks for compiled code.
+
+    Raises:
+        EnvironmentUnfit: it cannot be compiled or loaded, in the compiler's words, or the process died or never answered.
+    """
+    if request.model.compile != "on":
+        return
+    remedy = "Mend the compiler (CXX, g++ and ninja) or the folder MEM_HOME, or use model.compile: off."
+    unfit = _Unfit("compiling could not be tried", "model.compile", "on", remedy)
+    problem: str = _tried(helpers, COMPILE_ENTRY, "compile-trial.log", device, TRIAL_DEADLINE_S, unfit)
+    if problem:
+        raise EnvironmentUnfit(f"torch.compile does not work here: {problem}", field="model.compile", value="on", remedy=remedy)
+
+
+@dataclass(frozen=True)
+class _Unfit:
+    """What is said where a trial itself fails."""
+
+    problem: str
+    field: str
+    value: str
+    remedy: str
+
+
+def _tried(helpers: Helpers, entry: str, log_name: str, order: str, deadline_s: float, unfit: _Unfit) -> Any:
+    """The answer of a process that is asked once and ended. Raises EnvironmentUnfit."""
+    child = helpers.fork(entry, log_name)
     try:
         child.wait_forked(TRIAL_DEADLINE_S)
-        child.connection.send(trial.model_dump_json())
-        error = answer_of(child.connection, TRIAL_DEADLINE_S + facts.stored_bytes / TRIAL_BYTES_PER_S)
+        child.connection.send(order)
+        return answer_of(child.connection, deadline_s)
     except (EOFError, OSError, TimeoutError) as exc:
         raise EnvironmentUnfit(
-            f"the model could not be tried: its process {'never answered' if isinstance(exc, TimeoutError) else 'died'}",
-            field="model.source",
-            value=request.model.source,
-            remedy="Read logs/model-trial.log; memory may be short for this model.",
+            f"{unfit.problem}: its process {'never answered' if isinstance(exc, TimeoutError) else 'died'}",
+            field=unfit.field,
+            value=unfit.value,
+            remedy=f"Read logs/{log_name}; {unfit.remedy}",
         ) from exc
     finally:
         child.signal_group(signal.SIGKILL)
         child.close()
-    if error is not None:
-        raise error
 
 
 def with_model_at_hand(request: RuntimeRequest, settings: Settings) -> RuntimeRequest:

@@ -25,11 +25,16 @@ def refuse_other_machine(record: RunRecord, environment: EnvironmentReport) -> N
 def refuse_other_inputs(record: RunRecord, data: PreparedData, model: ModelFacts) -> None:
     """Raises DataError: other data. RequestError: another encoding of it, or another model."""
     refuse_other_data(record, data, "Restore the files as they were, or use a new run_id for the new data.")
-    if record.model_fingerprint != model.fingerprint:
+    refuse_other_model(record, model.fingerprint)
+
+
+def refuse_other_model(record: RunRecord, fingerprint: str) -> None:
+    """Raises RequestError: another model."""
+    if record.model_fingerprint != fingerprint:
         raise RequestError(
             f"the model of run {record.run_id} has changed since it was born",
             field="model.source",
-            value=model.fingerprint[:16],
+            value=fingerprint[:16],
             bound=record.model_fingerprint[:16],
             remedy="Restore the model folder as it was, or use a new run_id.",
         )
