@@ -83,7 +83,7 @@ def carry_out_drill(request: RuntimeRequest, seed: int | None = None) -> DrillRe
 
 def child_command(request_file: Path, on_built: str) -> list[str]:
     """What trains a request in a process that dies with this one."""
-    return [sys.executable, "-m", "flows.commands.drill_child", str(os.getpid()), on_built, str(request_file)]
+    return [sys.executable, "-P", "-m", "flows.commands.drill_child", str(os.getpid()), on_built, str(request_file)]
 
 
 def free_run_id(root: Path, wanted: str) -> str:

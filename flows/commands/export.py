@@ -40,7 +40,7 @@ def export_checkpoint(folder: Path, step: int | None, output: Path | None, as_js
     target = (output or folder / "export" / checkpoint_name(chosen)).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
-        [sys.executable, "-m", "mem_core.runtime.deepspeed.programs.export", str(source), str(folder), str(target)],
+        [sys.executable, "-P", "-m", "mem_core.runtime.deepspeed.programs.export", str(source), str(folder), str(target)],
         env=child_environment(settings, device="cpu"), capture_output=True, text=True, check=False,
         input=settings.manifest_key or "", timeout=EXPORT_DEADLINE_S,
     )  # fmt: skip

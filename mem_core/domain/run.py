@@ -105,6 +105,22 @@ class DataSummary(Value):
     notes: tuple[str, ...] = ()
 
 
+class LiveStep(Value):
+    """Where a run is right now, as its driver said at `time_unix_s`. `left_s`: until the last step, at the rate of the last minute."""
+
+    attempt: int
+    time_unix_s: float
+    segment_index: int
+    until_step: int
+    step: int
+    total_steps: int
+    steps_per_s: float | None = None
+    tokens_per_s: float | None = None
+    left_s: float | None = None
+    loss: float | None = None
+    phase: str = ""
+
+
 class RunResult(Value):
     """How a run ended (or stands). The frozen answer of `mem train --json` and of the flow."""
 
@@ -133,6 +149,7 @@ class RunResult(Value):
     goodput: Goodput = Goodput()
     memory: MemorySummary = MemorySummary()
     data: DataSummary | None = Field(default=None, description="None where no data was prepared yet, or by an older version.")
+    live: LiveStep | None = Field(default=None, description="Where a run that goes on is right now; only `mem status` knows it.")
     device: str = ""
     report_url: str = ""
     run_folder: str = ""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO, assert_never
 
 from mem_core.domain.printable import printable
 from mem_core.domain.units import format_bytes, format_seconds
+from mem_core.infrastructure.telemetry.live import Rate
 from mem_core.infrastructure.telemetry.streams import terminal
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 LIVE_EVERY_S = 0.25
 PLAIN_EVERY_S = 30.0
 _PLAIN_AT_LEAST_S = 2.0
-_RATE_SPAN_S = 60.0
 _BAR_WIDTH = 14
 
 
@@ -109,7 +109,7 @@ class ProgressDisplay:
         self._shown_s = float("-inf")
         self._shown_segment = -1
         self._due_s = float("-inf")
-        self._rate = _Rate()
+        self._rate = Rate()
         self._closed = False
 
     def __enter__(self) -> "ProgressDisplay":
@@ -200,28 +200,6 @@ def _with_last_numbers(view: View, last: View | None) -> View:
     if not isinstance(view, ProgressView) or not isinstance(last, ProgressView) or view.loss is not None or view.step < last.step:
         return view
     return replace(view, loss=last.loss, learning_rate=last.learning_rate, tokens_per_s=view.tokens_per_s or last.tokens_per_s)
-
-
-class _Rate:
-    """Steps per second of the last minute or so, saves and recoveries included."""
-
-    def __init__(self) -> None:
-        self._from: tuple[float, int] | None = None
-        self._middle: tuple[float, int] | None = None
-        self._now: tuple[float, int] | None = None
-
-    def add(self, now_s: float, step: int) -> None:
-        if self._from is None or self._middle is None or step < self._from[1]:
-            self._from = self._middle = (now_s, step)
-        elif now_s - self._middle[0] > _RATE_SPAN_S:
-            self._from, self._middle = self._middle, (now_s, step)
-        self._now = (now_s, step)
-
-    def eta_s(self, num_steps_left: int) -> float | None:
-        if self._from is None or self._now is None:
-            return None
-        done, duration_s = self._now[1] - self._from[1], self._now[0] - self._from[0]
-        return max(num_steps_left, 0) * duration_s / done if done > 0 else None
 
 
 def _fraction(view: View) -> float:

@@ -102,7 +102,7 @@ def _ask_child(order: Order) -> EngineObservation:
         environment = child_environment(order.settings, device="cpu", extra=extra)
         try:
             done = subprocess.run(
-                [sys.executable, "-m", order.program], input=order.text, env=environment, cwd=folder,
+                [sys.executable, "-P", "-m", order.program], input=order.text, env=environment, cwd=folder,
                 capture_output=True, text=True, errors="replace", timeout=order.limit_s, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
