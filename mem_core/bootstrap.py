@@ -9,6 +9,7 @@ from mem_core.core.policy.local_policy_engine import LocalPolicyEngine
 from mem_core.core.run.belonging import CheckpointWords, birth_of
 from mem_core.core.run.holder import observe_holder
 from mem_core.core.run.journal_check import check_journal
+from mem_core.core.run.length import going_on_in_steps, in_steps, length_of, length_words
 from mem_core.core.run.reconcile import reconcile
 from mem_core.core.run.record import RunRecord, has_record
 from mem_core.core.run.reshard import allow_other_shape, reshaped, shape_of, with_shape
@@ -17,6 +18,7 @@ from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.events import DataPrepared, DoctorReported, Noted
 from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.request import RuntimeRequest, shown_request
+from mem_core.domain.run import DataSummary
 from mem_core.domain.secrets import unsigned
 from mem_core.infrastructure.machine.logs import remove_logs_of_the_dead
 from mem_core.infrastructure.machine.observe import observe_machine
@@ -125,6 +127,7 @@ def acquire(examined: Examined) -> Held:
         record = state.record()
         request = order.request
         if record is not None:
+            request = going_on_in_steps(record.length, record.request, request, order.options.as_born)
             request = reconcile(record.request, request, allow_reshard=order.options.allow_reshard, as_born=order.options.as_born)
             refuse_other_machine(record, environment)
         remote = RemoteService(store, state, request.checkpoint, lambda why: _stop(order, why)) if store is not None else None
@@ -188,22 +191,32 @@ def prepare(held: Held) -> Prepared:
     with order.ledger.bucket("data"):
         model = describe_model(held.request.model.source, order.settings.model_cache_dir)
         data = prepare_tokens(held.request, order.settings, model.vocab_size, order.progress, record)
+    asked = in_steps(held.request, data.num_samples)
     if record is None:
-        record = _born(held.request, environment, data, model)
+        length = length_of(order.request, data.num_samples)
+        record = _born(asked, environment, data, model).model_copy(update={"length": length})
         _refuse_other_life(held, record)  # before the folder says whose it is
         state.write_record(record)
     else:
         refuse_other_inputs(record, data, model)
         _refuse_other_life(held, record)
-    state.emit(DataPrepared(data=data.summary()))
-    training = held.request.training.model_copy(update={"schedule_steps": record.request.training.schedule_steps})
-    request = held.request.model_copy(update={"training": training})
-    record = _with_allowed_changes(record, request)
+    state.emit(DataPrepared(data=_summary(data, asked)))
+    training = asked.training.model_copy(update={"schedule_steps": record.request.training.schedule_steps})
+    request = asked.model_copy(update={"training": training})
+    length = length_of(order.request, data.num_samples, before=record.length)
+    record = _with_allowed_changes(record, request).model_copy(update={"length": length})
+    if length.epochs is not None:
+        order.progress.note(length_words(length, request))
     if record != state.record():
         state.write_record(record)
     ranks = LocalRanks(held.server, state.folder / "live")
     session = wire(held, ranks, request, data, reshaped(record, request, environment.threads_per_rank))
     return Prepared(held, data, model, session)
+
+
+def _summary(data: PreparedData, request: RuntimeRequest) -> DataSummary:
+    """What is trained on, and how many updates see all of it once."""
+    return data.summary().model_copy(update={"steps_per_epoch": data.num_samples / request.training.global_batch_size})
 
 
 def _refuse_other_life(held: Held, record: RunRecord) -> None:

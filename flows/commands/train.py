@@ -12,6 +12,7 @@ from flows.server.embedded import EmbeddedServer
 from flows.server.local_api import note_embedded
 from mem_core.bootstrap import examine_only, live_root, start_fork_server
 from mem_core.core.doctor.environment_doctor import error_of
+from mem_core.core.run.length import going_on_in_steps
 from mem_core.core.run.reconcile import reconcile
 from mem_core.core.run.record import read_record
 from mem_core.core.run.state_manager import read_journal
@@ -37,7 +38,7 @@ def train(path: str, overrides: list[str], as_json: bool, allow_reshard: bool = 
     settings = Settings.from_environment()
     finished = result_if_finished(live_root(request, settings) / request.run_id, request, allow_reshard)
     if finished is not None:
-        print(f"mem: run {request.run_id} is complete; nothing is to be done. More training.max_steps go on with it.", file=sys.stderr)
+        print(f"mem: run {request.run_id} is complete; nothing is to be done. More steps or epochs go on with it.", file=sys.stderr)
         print_result(finished, as_json)
         return 0
     report = examine_only(request, settings, allow_reshard=allow_reshard)
@@ -80,6 +81,7 @@ def result_if_finished(folder: Path, request: RuntimeRequest, allow_reshard: boo
     record = read_record(folder)
     if record is None or not (folder / "journal").is_dir():
         return None
+    request = going_on_in_steps(record.length, record.request, request)
     reconcile(record.request, request, allow_reshard=allow_reshard)
     result = run_status(folder)
     if result.status != "completed" or result.applied_steps < request.training.max_steps:

@@ -94,6 +94,7 @@ class RunBoard:
         self.view = _with_known(view, self.view)
         self.updated_unix_s = time.time()
         if isinstance(view, ProgressView):
+            self.total_steps = view.total_steps  # what was asked in epochs is known in steps only now
             self.step = view.step or self.step  # fresh workers say 0 until they have restored
             if view.loss is not None:
                 self.loss.add(view.step, view.loss)

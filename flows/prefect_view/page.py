@@ -7,7 +7,7 @@ from flows.prefect_view.curves import curve_svg, data_url
 from mem_core.domain.checkpoint import CheckpointVerdict
 from mem_core.domain.policy import PolicyDecision
 from mem_core.domain.units import format_bytes, format_seconds
-from mem_core.infrastructure.telemetry.progress import ProgressView, describe
+from mem_core.infrastructure.telemetry.progress import ProgressView, describe, epoch_words
 
 STEPPING = ("", "forward", "backward", "step", "data")
 
@@ -57,6 +57,7 @@ def _progress(board: RunBoard) -> str:
     segment = board.segment
     rows = [
         ("steps", f"{board.step:,} of {board.total_steps:,} ({board.percent:.1f} %)"),
+        ("epoch", epoch_words(view).removeprefix("epoch ").replace("/", " of ") if view is not None else ""),
         ("validated", f"step {board.validated_step:,}, {board.num_validated:,} checkpoints proven"),
         ("segment", f"steps {segment.from_step:,} to {segment.until_step:,}, try {segment.try_number}" if segment else ""),
         ("loss", f"{view.loss:.4f}" if view is not None and view.loss is not None else ""),

@@ -96,6 +96,7 @@ class DataSummary(Value):
     num_sequences: int = 0
     num_tokens: int = 0
     trained_tokens: int = Field(default=0, description="Label positions that count, over one epoch.")
+    steps_per_epoch: float | None = Field(default=None, description="Updates that see every training row once.")
     num_validation_sequences: int = 0
     num_bad_rows: int = 0
     bad_rows: tuple[str, ...] = Field(default=(), description="file:line: reason, the first ten.")
@@ -114,6 +115,7 @@ class RunResult(Value):
     message: str = ""
     applied_steps: int = 0
     skipped_steps: int = 0
+    epochs: float | None = Field(default=None, description="How often every training row was seen; None where it is not known.")
     trajectory_digest: str = ""
     weights_digest: str = ""
     loss_first: float | None = None

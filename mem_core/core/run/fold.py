@@ -177,6 +177,7 @@ class RunFold:
             message=self._message,
             applied_steps=line.applied_steps,
             skipped_steps=line.batch_index - line.applied_steps,
+            epochs=line.applied_steps / self._data.steps_per_epoch if self._data and self._data.steps_per_epoch else None,
             trajectory_digest=committed[0] or ended[0],
             weights_digest=committed[1] or ended[1],
             loss_first=line.loss_first,

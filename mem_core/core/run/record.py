@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
+from mem_core.core.run.length import RunLength
 from mem_core.domain.errors import NoValidCheckpoint, RequestError
 from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.request import RuntimeRequest
@@ -21,7 +22,8 @@ class RunRecord(Value):
     """run.json: what this run is. Frozen at birth but for the changes named as allowed."""
 
     run_id: str
-    request: RuntimeRequest
+    request: RuntimeRequest = Field(description="In steps, whatever it was asked in.")
+    length: RunLength = Field(default=RunLength(), description="What its steps follow from.")
     device: str
     dtype: str
     default_plan: MemoryPlan

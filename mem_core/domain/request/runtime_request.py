@@ -75,5 +75,8 @@ class RuntimeRequest(Section):
 
     @property
     def effective_segment_steps(self) -> int:
-        """Steps of a segment after the cap on the number of segments, so that Prefect's database stays light."""
+        """Steps of a segment after the cap on the number of segments, so that Prefect's database stays light. Where epochs are asked
+        for, the cap follows once their steps are known."""
+        if self.training.epochs is not None:
+            return self.training.segment_steps
         return max(self.training.segment_steps, -(-self.training.max_steps // MAX_SEGMENTS))

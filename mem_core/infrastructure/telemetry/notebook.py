@@ -13,7 +13,7 @@ def result_facts(result: RunResult) -> list[tuple[str, str]]:
     num_recovered = sum(fault.recovered_s is not None for fault in result.faults)
     budget = f" of {format_bytes(memory.budget_bytes)} ({memory.binding_limit})" if memory.budget_bytes else ""
     facts = [
-        ("steps", f"{result.applied_steps:,} applied, {result.skipped_steps:,} skipped"),
+        ("steps", f"{result.applied_steps:,} applied, {result.skipped_steps:,} skipped{_epochs(result)}"),
         (
             "loss",
             f"{_number(result.loss_first)} → {_number(result.loss_last)}, validation {_validation(result)}",
@@ -67,6 +67,10 @@ def result_text(result: RunResult) -> str:
     faults = [f"    {fault.kind} at step {fault.step:,}: {_recovery(fault.recovered_s)}" for fault in result.faults[-5:]]
     newest = ["  last faults", *faults] if faults else []
     return "\n".join([f"run {result.run_id}: {result.status}", *rows, *newest])
+
+
+def _epochs(result: RunResult) -> str:
+    return f", {result.epochs:.3g} epochs" if result.epochs is not None else ""
 
 
 def _recovery(recovered_s: float | None) -> str:

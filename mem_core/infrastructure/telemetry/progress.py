@@ -37,6 +37,12 @@ class ProgressView:
     validated_step: int | None = None
     restarts: int = 0
     phase: str = ""
+    steps_per_epoch: float | None = None
+
+    @property
+    def epochs(self) -> float | None:
+        """How often every training row has been seen; None where it is not known how many rows there are."""
+        return self.step / self.steps_per_epoch if self.steps_per_epoch else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +250,7 @@ def _describe_training(view: ProgressView, eta_s: float | None) -> str:
     """The most wanted parts first, since a narrow terminal cuts the end."""
     parts = (
         f"step {view.step:,}/{view.total_steps:,} {_fraction(view):.1%}",
+        epoch_words(view),
         view.phase,
         f"eta {format_seconds(eta_s)}" if eta_s is not None else "",
         f"loss {view.loss:.4f}" if view.loss is not None else "",
@@ -254,6 +261,13 @@ def _describe_training(view: ProgressView, eta_s: float | None) -> str:
         f"lr {view.learning_rate:.2e}" if view.learning_rate is not None else "",
     )
     return "  ".join(part for part in parts if part)
+
+
+def epoch_words(view: ProgressView) -> str:
+    """`epoch 1.25/3`; empty where it is not known."""
+    if view.epochs is None or not view.steps_per_epoch:
+        return ""
+    return f"epoch {view.epochs:.3g}/{view.total_steps / view.steps_per_epoch:.3g}"
 
 
 def _memory_words(memory_bytes: int, limit_bytes: int) -> str:

@@ -91,6 +91,7 @@ def _numbers(data: ReportData) -> list[tuple[str, str, str]]:
     counts = result.checkpoints
     return [
         ("Steps applied", f"{result.applied_steps:,}", f"{result.skipped_steps:,} skipped"),
+        ("Epochs", f"{result.epochs:.3g}" if result.epochs is not None else "–", "how often every training row was seen"),
         ("Loss, last segment", _number(result.loss_last), f"began at {_number(result.loss_first)}"),
         ("Validation loss", _number(result.validation_loss), rows_words(result.validation_rows, result.validation_rows_total)),
         ("Tokens", _large(result.tokens), f"{result.tokens:,}" if result.tokens >= _LARGE else ""),

@@ -57,7 +57,7 @@ def wire(held: Held, ranks: Ranks, request: RuntimeRequest, data: PreparedData, 
         ranks=live,
         checkpoints=checkpoints,
         skips=skips,
-        watch=SegmentWatch(attempt, standing, limit_bytes),
+        watch=SegmentWatch(attempt, standing, limit_bytes, data.num_samples / request.training.global_batch_size),
         pace=pace,
         born_with=BornWith(environment.versions, record.data_fingerprint),
     )
