@@ -10,7 +10,7 @@ from prefect.settings import PREFECT_API_URL
 from flows.context import doctor_run_name, request_of_run
 from flows.mem_flow import mem_flow
 from flows.server.local_api import is_embedded
-from mem_core.bootstrap import examine_only
+from mem_core.bootstrap import examine_deeply
 from mem_core.core.doctor.environment_doctor import error_of
 from mem_core.core.doctor.render import render_report
 from mem_core.domain.environment import EnvironmentReport
@@ -41,5 +41,5 @@ def doctor(request: RuntimeRequest, overrides: dict[str, Any] = {}) -> Any:  # n
 def examine(request: dict[str, Any]) -> dict[str, Any]:
     """The report as plain values, for a run that this flow's server would drive."""
     seen = not is_embedded(PREFECT_API_URL.value())
-    report = examine_only(RuntimeRequest.model_validate(request), Settings.from_environment(), person_at_hand=seen)
+    report = examine_deeply(RuntimeRequest.model_validate(request), Settings.from_environment(), person_at_hand=seen)
     return report.model_dump(mode="json")

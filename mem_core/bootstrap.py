@@ -4,7 +4,7 @@ import contextlib
 import time
 from pathlib import Path
 
-from mem_core.core.doctor.environment_doctor import EnvironmentDoctor, error_of
+from mem_core.core.doctor.environment_doctor import EnvironmentDoctor, error_of, with_failed_trial
 from mem_core.core.policy.local_policy_engine import LocalPolicyEngine
 from mem_core.core.run.belonging import CheckpointWords, birth_of
 from mem_core.core.run.holder import observe_holder
@@ -15,6 +15,7 @@ from mem_core.core.run.record import RunRecord, has_record
 from mem_core.core.run.reshard import allow_other_shape, reshaped, shape_of, with_shape
 from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.environment import EnvironmentReport
+from mem_core.domain.errors import MemError
 from mem_core.domain.events import DataPrepared, DoctorReported, Noted
 from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.request import RuntimeRequest, shown_request
@@ -41,7 +42,7 @@ from mem_core.runtime.ranks.local.processes import ForkServer
 from mem_core.runtime.ranks.local.ranks import LocalRanks
 from mem_core.runtime.session.opening.engine_probe import probe_engine
 from mem_core.runtime.session.opening.orphans import with_orphans
-from mem_core.runtime.session.opening.prepare_service import look_at_rows, prepare_ops, prepare_tokens
+from mem_core.runtime.session.opening.prepare_service import look_at_rows, prepare_ops, prepare_tokens, try_model
 from mem_core.runtime.session.opening.refusals import refuse_other_inputs, refuse_other_life, refuse_other_machine
 from mem_core.runtime.session.opening.stages import Examined, Held, Prepared, RunOrder
 from mem_core.runtime.session.opening.wiring import wire
@@ -105,6 +106,22 @@ def examine_only(
     report = EnvironmentDoctor().examine(request, observations, model, data, asked)
     report = with_orphans(report, lambda: remote_store(request, settings, RetryPolicy(attempts=1)), request.run_id)
     return allow_other_shape(report) if allow_reshard else report
+
+
+def examine_deeply(request: RuntimeRequest, settings: Settings, *, person_at_hand: bool | None = None) -> EnvironmentReport:
+    """The doctor's report, and the trial that a run makes of its model before it starts ranks; where nothing else stands in the way."""
+    report = examine_only(request, settings, person_at_hand=person_at_hand)
+    if error_of(report) is not None:
+        return report
+    environ = child_environment(settings, device=report.device, threads_per_rank=report.threads_per_rank)
+    server = ForkServer.start(environ, settings.mem_home / "logs", preload=())
+    try:
+        try_model(request, settings, report.dtype, server)
+    except MemError as exc:
+        return with_failed_trial(report, exc)
+    finally:
+        server.close()
+    return report
 
 
 def acquire(examined: Examined) -> Held:
@@ -183,11 +200,17 @@ def start_fork_server(request: RuntimeRequest, settings: Settings, environment: 
 
 
 def prepare(held: Held) -> Prepared:
-    """Ops and token shards; then wire the session. Raises DataError, EnvironmentUnfit, StoreUnavailable."""
+    """Ops, a trial of a model that this run has not trained yet, token shards; then wire the session.
+
+    Raises:
+        RequestError: the model cannot be trained. DataError, EnvironmentUnfit, StoreUnavailable.
+    """
     order, environment, state = held.order, held.examined.environment, held.state
     record = state.record()
     with order.ledger.bucket("op_build"):
         prepare_ops(held.request, order.settings, environment.device, environment.max_build_jobs, order.progress.note)
+    if record is None:
+        try_model(held.request, order.settings, environment.dtype, held.server)
     with order.ledger.bucket("data"):
         model = describe_model(held.request.model.source, order.settings.model_cache_dir)
         data = prepare_tokens(held.request, order.settings, model.vocab_size, order.progress, record)

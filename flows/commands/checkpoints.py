@@ -1,6 +1,7 @@
 """`mem checkpoints list | verify`: read-only looks at a run's checkpoints."""
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from mem_core.domain.errors import NoValidCheckpoint, RequestError
 from mem_core.domain.units import format_bytes
 from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.storage.disk import OsDisk
+from mem_core.infrastructure.storage.reading import why
 from mem_core.runtime.checkpoint_manager.catalog import Catalog
 from mem_core.runtime.checkpoint_manager.inspection.file_checks import check_claims
 from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import ManifestDamaged
@@ -33,7 +35,7 @@ def open_catalog(folder: Path, key: bytes | None) -> Catalog:
     Raises:
         RequestError: no such run.
     """
-    if not (folder / "journal").is_dir() and not (folder / "checkpoints").is_dir():
+    if not os.path.isdir(folder / "journal") and not os.path.isdir(folder / "checkpoints"):
         raise RequestError("there is no such run", field="RUN", value=folder, remedy="Give a run id with --store, or a run folder.")
     return Catalog(OsDisk(), folder, read_identity(folder).run_id, key)
 
@@ -132,4 +134,7 @@ def judge(path: Path, manifest: CheckpointManifest, key: bytes | None) -> tuple[
     """Reasons why a checkpoint is bad: every file read and hashed, and its signature, which needs the key that made it."""
     if key is None and (path / SIGNATURE_NAME).exists():
         return (UNCHECKED,)
-    return IntegrityValidator(signature_key=key)(path, manifest, "", "integrity").reasons
+    try:
+        return IntegrityValidator(signature_key=key)(path, manifest, "", "integrity").reasons
+    except OSError as exc:
+        return (f"it cannot be read ({why(exc)})",)

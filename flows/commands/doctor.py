@@ -1,10 +1,9 @@
 """`mem doctor` and `mem policy evaluate`: looks at this machine, changes nothing."""
 
 import sys
-from pathlib import Path
 
 from flows.commands.policy import PolicyAnswer, evaluate_directive
-from mem_core.bootstrap import examine_only
+from mem_core.bootstrap import examine_deeply, examine_only
 from mem_core.core.doctor.environment_doctor import error_of
 from mem_core.core.doctor.render import render_report
 from mem_core.domain.errors import RequestError
@@ -12,11 +11,12 @@ from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.request.file import apply_overrides, load_mapping, parse_request
 from mem_core.infrastructure.request.policy_file import load_policy_file
 from mem_core.infrastructure.settings import Settings
+from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, read_handed
 
 
 def doctor(path: str, overrides: list[str], as_json: bool) -> int:
     """Print the report; exit 0 when nothing fails, else the exit code of the first failing kind."""
-    report = examine_only(_asked(path, overrides), Settings.from_environment())
+    report = examine_deeply(_asked(path, overrides), Settings.from_environment())
     print(render_report(report), file=sys.stderr)
     if as_json:
         print(report.model_dump_json())
@@ -39,10 +39,8 @@ def _asked(path: str, overrides: list[str]) -> RuntimeRequest:
 
 
 def _read(source: str) -> bytes:
-    if source == "-":
-        return sys.stdin.buffer.read()
     try:
-        return Path(source).read_bytes()
+        return read_handed(source, RECORD_LIMIT_BYTES)
     except OSError as exc:
         raise RequestError(
             f"cannot read it: {exc.strerror}", field="--directive", value=source, remedy="Give a readable file or -."

@@ -1,6 +1,7 @@
 """What every verb shares: where a run lies, and how an ending is said. People read standard error, machines standard output."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from mem_core.domain.run import RunResult
 def run_folder(run: str, store: str) -> Path:
     """RUN as a folder: a path if it is one, else a run id under the store."""
     path = Path(run)
-    return path if (path / "journal").is_dir() or "/" in run else Path(store) / run
+    return path if os.path.isdir(path / "journal") or "/" in run else Path(store) / run
 
 
 def print_result(result: RunResult, as_json: bool) -> None:

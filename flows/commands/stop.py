@@ -2,12 +2,13 @@
 
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
 
 from mem_core.core.run.lease import read_lease
-from mem_core.domain.errors import RequestError
+from mem_core.domain.errors import RequestError, RunHeld
 
 
 def stop_run(folder: Path, wait_s: float) -> int:
@@ -18,7 +19,16 @@ def stop_run(folder: Path, wait_s: float) -> int:
     if not lease.holder_alive(time.time()):
         print(f"nobody holds {lease.run_id}", file=sys.stderr)
         return 0
-    os.kill(lease.pid, signal.SIGTERM)
+    if lease.host != socket.gethostname():  # here that number belongs to somebody else
+        raise RunHeld(
+            f"process {lease.pid} on {lease.host} holds {lease.run_id}", remedy=f"Give the command on {lease.host}, or wait for it."
+        )
+    try:
+        os.kill(lease.pid, signal.SIGTERM)
+    except ProcessLookupError:
+        pass
+    except PermissionError as exc:
+        raise RunHeld(f"process {lease.pid} of another user holds {lease.run_id}", remedy="Ask that user to stop it.") from exc
     end = time.monotonic() + wait_s
     while time.monotonic() < end:
         now = read_lease(folder)

@@ -79,7 +79,7 @@ def result_if_finished(folder: Path, request: RuntimeRequest, allow_reshard: boo
         RequestError: the run was born with other values. NoValidCheckpoint: its record is damaged.
     """
     record = read_record(folder)
-    if record is None or not (folder / "journal").is_dir():
+    if record is None or not os.path.isdir(folder / "journal"):
         return None
     request = going_on_in_steps(record.length, record.request, request)
     reconcile(record.request, request, allow_reshard=allow_reshard)

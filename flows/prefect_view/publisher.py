@@ -18,6 +18,7 @@ from flows.prefect_view.page import render_page, status_line
 from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.events import JournalLine
 from mem_core.domain.printable import printable
+from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, read_regular_text
 from mem_core.infrastructure.telemetry.progress import Progress, View
 
 QUEUE_LIMIT = 2_000
@@ -198,7 +199,7 @@ class PrefectView:
         """At the end, for whoever submitted the run from elsewhere."""
         path = Path(self.run_folder) / "result.json"
         if self.board.ended is not None and self.run_folder and path.exists():
-            self.api.put_artifact(key, "markdown", f"# Result\n\n{RESULT_MARK}\n{path.read_text()}\n```\n", line)
+            self.api.put_artifact(key, "markdown", f"# Result\n\n{RESULT_MARK}\n{read_regular_text(path, RECORD_LIMIT_BYTES)}\n```\n", line)
 
     def _poll(self) -> None:
         reason = self.api.stop_wanted()

@@ -12,10 +12,12 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectNotFound
 
+from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, read_regular_text
+
 
 def apply_automations(file: Path) -> list[str]:
     """Create or update each automation; returns one line per automation about what was done."""
-    entries = yaml.safe_load(file.read_text(encoding="utf-8"))["automations"]
+    entries = yaml.safe_load(read_regular_text(file, RECORD_LIMIT_BYTES))["automations"]
     with get_client(sync_client=True) as client:
         return [_apply(client, entry) for entry in entries]
 

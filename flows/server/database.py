@@ -16,6 +16,7 @@ from pathlib import Path
 
 from mem_core.domain.errors import EnvironmentUnfit
 from mem_core.infrastructure.machine.process_facts import start_ticks
+from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, copy_regular, read_regular
 
 KEEP_DAYS = 14
 CHECK_LIMIT_S = 30.0  # a database of gigabytes is not read to its end before each start
@@ -131,7 +132,7 @@ def _template(folder: Path, migrate: Migrate, note: Note) -> Path:
 
 
 def _template_name(file: Path) -> str:
-    return f"template-{version('prefect')}-{hashlib.sha256(file.read_bytes()).hexdigest()[:16]}.db"
+    return f"template-{version('prefect')}-{hashlib.sha256(read_regular(file, RECORD_LIMIT_BYTES)).hexdigest()[:16]}.db"
 
 
 def _copy(template: Path, database: Path) -> None:
@@ -139,7 +140,7 @@ def _copy(template: Path, database: Path) -> None:
     for suffix in SIDE_FILES:
         _remove(database.with_name(database.name + suffix))
     half = database.with_name(f"{database.name}.{os.getpid()}.tmp")
-    shutil.copyfile(template, half)
+    copy_regular(template, half)
     half.chmod(0o600)
     half.replace(database)
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from flows.server.database import database_for, not_kept
 from flows.server.gate import Gate
 from mem_core.domain.errors import EnvironmentUnfit
+from mem_core.infrastructure.machine.process_facts import tail
 from mem_core.infrastructure.machine.process_ties import die_with_parent
 from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.storage.writing import PRIVATE, open_to_append
@@ -150,7 +151,7 @@ class EmbeddedServer:
                     return
             except httpx.HTTPError:
                 time.sleep(0.1)
-        lines = self._log_path.read_text(errors="replace").splitlines()[-5:]
+        lines = tail(self._log_path, 5)
         raise EnvironmentUnfit(
             "the embedded Prefect server did not start",
             value=" | ".join(lines) or f"no word within {limit_s:.0f} s",

@@ -19,6 +19,7 @@ from flows.server.embedded import EmbeddedServer
 from flows.server.gate import allowed_hosts
 from mem_core.domain.errors import EnvironmentUnfit, RequestError
 from mem_core.infrastructure.settings import Settings
+from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, read_regular_text
 
 if TYPE_CHECKING:
     from prefect.client.schemas.actions import DeploymentScheduleCreate
@@ -110,7 +111,7 @@ def _greeting(entries: list[dict[str, Any]], url: str) -> str:
 def read_deployments(file: Path) -> list[dict[str, Any]]:
     """The entries of a Prefect file. Raises RequestError."""
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml.safe_load(read_regular_text(file, RECORD_LIMIT_BYTES))
     except (OSError, ValueError, yaml.YAMLError) as exc:
         raise RequestError(
             f"the deployments cannot be read: {exc}", field="--file", value=file, remedy="Give the path of deployments/prefect.yaml."

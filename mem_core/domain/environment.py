@@ -241,6 +241,7 @@ class MachineObservations(Value):
     build: BuildObservation
     holder: HolderObservation | None = None
     saved: SavedRun | None = None
+    file_size_limit_bytes: int | None = Field(default=None, description="Longest file that may be written; None means no limit.")
     leftovers: tuple[str, ...] = Field(default=(), description="Processes of earlier attempts of this run that are still alive.")
     stale_rank_variables: tuple[str, ...] = ()
     engine: EngineObservation | None = Field(default=None, description="None where it had not to be asked.")

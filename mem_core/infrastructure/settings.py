@@ -185,7 +185,7 @@ def _version(package: str) -> str:
 
 def _mem_home(values: Mapping[str, str]) -> Path:
     if values.get("MEM_HOME"):
-        return Path(values["MEM_HOME"]).expanduser().absolute()
+        return Path(os.path.expanduser(values["MEM_HOME"])).absolute()
     try:
         home = Path(values["HOME"]) if values.get("HOME") else Path.home()
     except RuntimeError as exc:

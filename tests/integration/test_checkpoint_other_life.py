@@ -1,5 +1,6 @@
 """Whole runs that find checkpoints of another life or of another run: refused or set aside aloud, never trained on in silence."""
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from mem_core.domain.checkpoint import checkpoint_name
 from mem_core.domain.errors import NoValidCheckpoint
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
+from mem_core.infrastructure.settings import Settings
 from mem_core.testing.ports import Console
 
 pytestmark = pytest.mark.integration
@@ -53,6 +55,17 @@ def test_checkpoints_of_another_life_are_refused_and_stay(drive: Drive, nano: Na
         assert not (tmp_path / "run" / "run.json").exists(), "the folder does not become the other life's"
     shutil.move(tmp_path / "run" / "checkpoints", tmp_path / "away")
     assert drive(nano("run", training=TRAINING | changed)).status == "completed"
+
+
+def test_what_no_key_at_hand_signed_is_of_another_life_too(drive: Drive, nano: Nano, tmp_path: Path) -> None:
+    """Journal gone, and a key that the checkpoints were not signed with: nobody can tell whose they are, and nothing is overwritten."""
+    drive(nano("run", training=TRAINING))
+    lose_all_but_checkpoints(tmp_path / "run")
+    before = contents(tmp_path / "run" / "checkpoints")
+    keyed = Settings.from_environment({**os.environ, "MEM_MANIFEST_KEY": "one"})
+    with pytest.raises(NoValidCheckpoint, match="signature is missing"):
+        drive(nano("run", training=TRAINING), settings=keyed)
+    assert contents(tmp_path / "run" / "checkpoints") == before
 
 
 def test_the_same_life_goes_on_without_its_journal_and_says_so(drive: Drive, nano: Nano, tmp_path: Path) -> None:

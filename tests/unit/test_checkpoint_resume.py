@@ -1,5 +1,7 @@
 """Which checkpoint a run resumes from: the newest that was proven and still holds, never a half, foreign or damaged one."""
 
+import errno
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from mem_core.domain.checkpoint import (
 from mem_core.domain.errors import NoValidCheckpoint
 from mem_core.domain.events import CheckpointCommitted, CheckpointJudged, Noted
 from mem_core.domain.request import CheckpointSection
+from mem_core.infrastructure.storage.disk import OsDisk
 from mem_core.runtime.checkpoint_manager.ports import CheckpointScope
 from mem_core.testing.checkpoint_run import SHARDS, Run, judge_bytes, manager_of, proven, save, stage
 
@@ -192,3 +195,53 @@ def test_validator_gets_the_digest_of_the_validated_one_before(run: Run) -> None
     manager.validate(1)
     manager.validate(3)
     assert seen == ["untrained", "digest-1"]
+
+
+class Unreadable(OsDisk):
+    """A disk that says no to one file, as to a user without permission, or a bad sector."""
+
+    def __init__(self, path: Path, number: int) -> None:
+        self.path, self.number = path, number
+
+    def read(self, path: Path) -> bytes:
+        self._refuse(path)
+        return super().read(path)
+
+    def digest(self, path: Path) -> tuple[int, str]:
+        self._refuse(path)
+        return super().digest(path)
+
+    def _refuse(self, path: Path) -> None:
+        if path == self.path:
+            raise OSError(self.number, os.strerror(self.number), str(path))
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("name", [SHARDS[1], "manifest.json", "verdict.json"])
+def test_a_newest_checkpoint_that_cannot_be_read_gives_way_to_an_older_one_and_stays(run: Run, name: str, number: int) -> None:
+    """It may be the best there is for whoever can read it; the run goes on from what can be read, and saves over it."""
+    manager = run.attempt()
+    proven(manager, 10, 20)
+    disk = Unreadable(manager.path_of(20) / name, number)
+    again = run.attempt(2, disk=disk)
+    found = again.newest_valid()
+    assert found is not None
+    if name == "verdict.json":
+        assert found.step == 20, "a verdict that cannot be read is none, and another is given"
+        return
+    assert found.step == 10
+    assert os.strerror(number) in run.seen(Noted)[-1].text
+    assert (manager.path_of(20) / name).is_file()
+    assert not (run.folder / "quarantine").exists() or not list((run.folder / "quarantine").iterdir())
+    states = {info.step: info.state for info in again.listing()}
+    assert states[10] == "valid"
+    disk.path = Path("/nowhere")
+    save(again, 20)
+    assert again.newest_valid() is not None
+
+
+def test_nothing_that_can_be_read_is_told_as_such(run: Run) -> None:
+    manager = run.attempt()
+    proven(manager, 10)
+    with pytest.raises(NoValidCheckpoint, match="cannot be read"):
+        run.attempt(2, disk=Unreadable(manager.path_of(10) / SHARDS[0], errno.EACCES)).newest_valid()

@@ -129,6 +129,18 @@ def test_chats_keep_their_last_answer(tmp_path: Path, prepare: Prepare) -> None:
     )
 
 
+def test_an_end_that_the_template_leaves_out_is_not_taken_for_the_answer(tmp_path: Path, prepare: Prepare) -> None:
+    """What is added after the untrained end of a turn stands apart from the answer: a long answer keeps its beginning all the same."""
+    template = MARKED.replace("{{ m['content'] + '</s>' }}{% endgeneration %}", "{{ m['content'] }}{% endgeneration %}{{ ' done.' }}")
+    folder = tokenizer_folder(tmp_path / "m", llama_2_form(), chat_template=template)
+    rows = [chat("z9" * 200, "0123456789" * 30)]
+    ((tokens, mask),) = rows_of(prepare(rows, folder, **CHATS, packing=False, long_documents="truncate"))
+    from mem_core.runtime.models.build import load_tokenizer
+
+    assert mask == [0] * 32 + [1] * 32
+    assert "".join(load_tokenizer(str(folder)).decode(tokens[32:]).split()).startswith("0123456789012345")
+
+
 def test_chats_of_a_template_that_marks_nothing_keep_their_end(tmp_path: Path, prepare: Prepare) -> None:
     """Where the last answer begins is found by rendering the conversation up to it."""
     folder = tokenizer_folder(tmp_path / "m", llama_2_form(), chat_template=UNMARKED)

@@ -12,7 +12,7 @@ import pytest
 
 from mem_core.domain.errors import DataError, MemError, RequestError
 from mem_core.domain.request import DataSection
-from mem_core.infrastructure.storage.regular_file import TooLarge, open_plain, read_plain
+from mem_core.infrastructure.storage.reading import NotPlain, open_regular, read_regular
 from mem_core.runtime.data.encoding.prepare import prepare_data
 from mem_core.runtime.data.encoding.tokenize_process import resolve_job
 from mem_core.runtime.data.reading.globbing import matching_files
@@ -154,7 +154,7 @@ def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path, make: Callab
         with pytest.raises(DataError, match=what):
             resolve(f"{tmp_path}/*.{suffix}")
         with pytest.raises(OSError, match=what):
-            open_plain(path)
+            open_regular(path)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +170,6 @@ def test_sources_that_are_no_paths_are_refused_by_the_right_error(source: str) -
 
 def test_a_bound_on_size_is_kept(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"12345")
-    assert read_plain(tmp_path / "a", 5) == b"12345"
-    with pytest.raises(TooLarge):
-        read_plain(tmp_path / "a", 4)
+    assert read_regular(tmp_path / "a", 5) == b"12345"
+    with pytest.raises(NotPlain):
+        read_regular(tmp_path / "a", 4)

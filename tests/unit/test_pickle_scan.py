@@ -57,9 +57,11 @@ def test_an_object_may_be_given_its_state() -> None:
         text("print") + b")R",
         ORDERED + b")R)R",
         ORDERED + b")R)\x81",
+        ORDERED + b")R" + CLASS_STATE + b"b",
     ],
     ids=["build on a class", "through the memo", "plain state on a class", "set item of a class", "append to a class", "extend a class",
-         "build on a dictionary", "call a dictionary", "call text", "call what was made", "new of what was made"],
+         "build on a dictionary", "call a dictionary", "call text", "call what was made", "new of what was made",
+         "attributes one by one"],
 )  # fmt: skip
 def test_nothing_is_done_to_a_class_and_nothing_but_a_name_is_called(program: bytes) -> None:
     reasons = scan_pickle(PROTO + program + STOP)

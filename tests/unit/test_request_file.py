@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,7 +68,7 @@ def test_yaml_json_and_standard_input_give_the_same_request(tmp_path: Path, monk
     (tmp_path / "a.yaml").write_text("run_id: demo\ntraining:\n  max_steps: 200\n  learning_rate: 3e-4\n")
     (tmp_path / "a.json").write_text(json.dumps(values, indent="\t"))
     (tmp_path / "bom.yaml").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "a.yaml").read_bytes())
-    monkeypatch.setattr(request_file.sys, "stdin", SimpleNamespace(buffer=io.BytesIO((tmp_path / "a.yaml").read_bytes())))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO((tmp_path / "a.yaml").read_bytes())))
     requests = [load_request(str(tmp_path / name)) for name in ("a.yaml", "a.json", "bom.yaml")]
     assert requests == [build_request(values)] * 3
     assert load_request("-", ["training.max_steps=7"]).training.max_steps == 7
@@ -106,7 +107,7 @@ def test_a_pipe_that_a_shell_holds_open_is_read_and_any_other_is_refused(tmp_pat
     assert load_request(f"/dev/fd/{reading}").run_id == "demo"
     os.close(reading)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(RequestError, match="it is a pipe"):
+    with pytest.raises(RequestError, match="it is a named pipe"):
         load_request(str(tmp_path / "pipe"))
 
 

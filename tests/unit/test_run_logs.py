@@ -28,7 +28,8 @@ def test_a_log_that_is_written_without_end_stays_bounded_and_keeps_its_last_word
     assert path.stat().st_size <= 100_000
     assert (tmp_path / "rank-0.log.1").stat().st_size == 20_000
     lines = path.read_text().splitlines()
-    assert lines[0].startswith("[cut here; what was before is in rank-0.log.1]")
+    mark = "[cut here; what was before is in rank-0.log.1]"
+    assert sum(line.endswith(mark) for line in lines) == 1, "one cut is told; the writer may be quicker with a line or with half of one"
     assert lines[-1] == "line 59999 of many"
     assert sorted(item.name for item in tmp_path.iterdir()) == ["rank-0.log", "rank-0.log.1"]
 

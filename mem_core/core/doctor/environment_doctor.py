@@ -71,6 +71,7 @@ class EnvironmentDoctor:
             *(storage.data_findings(data) if data is not None else ()),
             *storage.store_findings(request, observations),
             *storage.home_findings(observations),
+            *storage.file_size_findings(observations, estimates.get("checkpoint")),
             *storage.disk_findings(request, observations, estimates.get("checkpoint")),
             *storage.shared_memory_findings(request, observations, device),
             *storage.occupant_findings(request, observations),
@@ -130,6 +131,12 @@ def smallest_limit(kind: Device | str, limits_bytes: dict[str, int], own_bytes: 
         binding_limit=binding,
         limits_bytes=limits,
     )
+
+
+def with_failed_trial(report: EnvironmentReport, error: MemError) -> EnvironmentReport:
+    """The report with what a trial of the model ended with as its first finding."""
+    finding = Finding(check="model", severity="failure", observed=error.problem, remedy=error.remedy, exit_code=error.exit_code)
+    return report.model_copy(update={"findings": (finding, *report.findings)})
 
 
 def error_of(report: EnvironmentReport) -> MemError | None:

@@ -12,6 +12,8 @@ SHARED_MEMORY_PER_RANK_BYTES = 67 * 2**20
 # A save is allowed to be this much larger than the last one before the disk counts as too full.
 CHECKPOINT_GROWTH = 1.2
 _FILES_PER_CHECKPOINT = 8
+# Prefect's database of a run, and the log of a long one.
+SMALLEST_FILE_LIMIT_BYTES = 64 * 2**20
 
 
 def store_findings(request: RuntimeRequest, seen: MachineObservations) -> tuple[Finding, ...]:
@@ -57,6 +59,23 @@ def home_findings(seen: MachineObservations) -> tuple[Finding, ...]:
             needed="a folder that can be written, read and deleted from",
             remedy="Set MEM_HOME to such a folder.",
             exit_code=69,
+        ),
+    )
+
+
+def file_size_findings(seen: MachineObservations, checkpoint_bytes: int | None) -> tuple[Finding, ...]:
+    """A limit on the length of files ends a run at its first save, or Prefect's database before that."""
+    limit, needed = seen.file_size_limit_bytes, max(SMALLEST_FILE_LIMIT_BYTES, checkpoint_bytes or 0)
+    if limit is None or limit >= needed:
+        return ()
+    return (
+        Finding(
+            check="file_size",
+            severity="failure",
+            observed=f"files of at most {format_bytes(limit)} may be written (ulimit -f)",
+            needed=f"{format_bytes(needed)} for a checkpoint, logs and Prefect's database",
+            remedy="Raise the limit: ulimit -f unlimited.",
+            exit_code=73,
         ),
     )
 

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from mem_core.domain.events import GENESIS_SHA256, Event, JournalLine
 from mem_core.domain.units import Value
+from mem_core.infrastructure.storage.journal_file import attempt_files, read_attempt
 
 JournalFiles = list[tuple[str, bytes]]
 MOST_NAMED = 3
@@ -90,9 +91,8 @@ class JournalDamage(Value):
 
 
 def journal_files(folder: Path) -> JournalFiles:
-    """(name, content) of every attempt's file, in the order of attempts."""
-    paths = sorted(folder.glob("attempt-*.jsonl"), key=lambda path: int(path.stem.removeprefix("attempt-")))
-    return [(path.name, path.read_bytes()) for path in paths]
+    """(name, content) of every attempt's file, in the order of attempts. Raises OSError."""
+    return [(path.name, read_attempt(path)) for _, path in attempt_files(folder)]
 
 
 def walk_journal(files: Iterable[tuple[str, bytes]]) -> JournalChain:

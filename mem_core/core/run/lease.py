@@ -9,16 +9,19 @@ newest attempt's own file first.
 """
 
 import contextlib
-import json
 import os
 import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from pydantic import Field
+
 from mem_core.domain.errors import RunHeld, StoreUnavailable
 from mem_core.domain.units import Value
 from mem_core.infrastructure.machine.process_facts import boot_id, start_ticks
+from mem_core.infrastructure.storage.journal_file import attempt_files
+from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, read_json, read_regular_text
 from mem_core.infrastructure.storage.whole_file import write_atomically
 
 LEASE_S = 30.0
@@ -29,8 +32,8 @@ class Lease(Value):
     """Who holds a run. On one machine pid, start time and boot id name the holder for certain."""
 
     run_id: str
-    attempt: int
-    pid: int
+    attempt: int = Field(ge=1)
+    pid: int = Field(ge=1, lt=2**31, description="Never 0 or less: a signal to such a number reaches every process there is.")
     start_ticks: int
     boot_id: str
     host: str
@@ -81,7 +84,7 @@ class LeaseFile:
         newer = newest_attempt(self._folder)
         if newer > self._attempt:
             with contextlib.suppress(OSError, StoreUnavailable):  # the newer one renews its word soon in any case
-                write_atomically(self._folder / LEASE_NAME, own_lease_path(self._folder, newer).read_text(encoding="utf-8"))
+                write_atomically(self._folder / LEASE_NAME, read_regular_text(own_lease_path(self._folder, newer), RECORD_LIMIT_BYTES))
 
     def forget_older(self) -> None:
         """Remove the words of attempts before this one: their fence has fallen."""
@@ -122,12 +125,14 @@ def own_lease_path(folder: Path, attempt: int) -> Path:
 
 def newest_attempt(folder: Path) -> int:
     """The highest attempt that ever claimed the run; 0 where none did."""
-    numbers = [int(path.stem.removeprefix("attempt-")) for path in (folder / "journal").glob("attempt-*.jsonl")]
-    return max(numbers, default=0)
+    try:
+        return max((number for number, _ in attempt_files(folder / "journal")), default=0)
+    except OSError:  # no journal, or something else in its place
+        return 0
 
 
 def _read(path: Path) -> Lease | None:
     try:
-        return Lease.model_validate(json.loads(path.read_text()))
+        return Lease.model_validate(read_json(path))
     except (OSError, ValueError):
         return None

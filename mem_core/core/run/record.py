@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import os
 from pathlib import Path
 
 from pydantic import Field, ValidationError
@@ -12,6 +13,7 @@ from mem_core.domain.errors import NoValidCheckpoint, RequestError
 from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.units import Value
+from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, read_json, read_regular_text
 
 RECORD_NAME = "run.json"
 SEAL_NAME = "run.sealed.json"
@@ -42,24 +44,24 @@ def seal(text: str) -> str:
 
 def sealed_text(folder: Path) -> str | None:
     """The record's text from the sealed copy; None where there is none or its digest does not hold."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        sealed = json.loads((folder / SEAL_NAME).read_bytes())
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        sealed = read_json(folder / SEAL_NAME)
         if hashlib.sha256(sealed["text"].encode()).hexdigest() == sealed["sha256"]:
             return str(sealed["text"])
     return None
 
 
 def plain_text(folder: Path) -> str | None:
-    """The text of run.json as it lies there; None where there is none or it is no text."""
+    """The text of run.json as it lies there; None where there is none, it cannot be read, or it is no text."""
     try:
-        return (folder / RECORD_NAME).read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
+        return read_regular_text(folder / RECORD_NAME, RECORD_LIMIT_BYTES)
+    except (OSError, UnicodeDecodeError):
         return None
 
 
 def has_record(folder: Path) -> bool:
     """Whether a run was born in `folder`, whatever became of its record."""
-    return (folder / RECORD_NAME).exists() or (folder / SEAL_NAME).exists()
+    return os.path.lexists(folder / RECORD_NAME) or os.path.lexists(folder / SEAL_NAME)
 
 
 def read_record(folder: Path) -> RunRecord | None:
@@ -71,10 +73,12 @@ def read_record(folder: Path) -> RunRecord | None:
     if not has_record(folder):
         return None
     text = sealed_text(folder) or plain_text(folder)
+    if text is None:
+        raise NoValidCheckpoint(f"the record of the run in {folder} cannot be read", remedy=_REMEDY)
     try:
-        return RunRecord.model_validate_json(text or "")
-    except ValidationError as exc:
-        reason = exc.errors()[0]["msg"]
+        return RunRecord.model_validate_json(text)
+    except (ValidationError, RequestError) as exc:
+        reason = exc.errors()[0]["msg"] if isinstance(exc, ValidationError) else exc
         raise NoValidCheckpoint(f"the record of the run in {folder} is damaged ({reason})", remedy=_REMEDY) from exc
 
 

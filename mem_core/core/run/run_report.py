@@ -1,11 +1,11 @@
 """`write_report`: gathers what the report page shows from a run folder and writes the page. Names what it could not read."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any, cast
 
 from mem_core.core.run.fold import RunFold
+from mem_core.core.run.record import sealed_text
 from mem_core.domain.events import (
     CheckpointCommitted,
     CheckpointJudged,
@@ -17,6 +17,7 @@ from mem_core.domain.events import (
     Noted,
     PolicyDecided,
 )
+from mem_core.infrastructure.storage.reading import parse_json, read_json, why
 from mem_core.infrastructure.telemetry.journal_reader import read_journal_lines
 from mem_core.infrastructure.telemetry.metrics import read_metrics_and_notes
 from mem_core.infrastructure.telemetry.report import REPORT_NAME, render_report
@@ -69,9 +70,10 @@ def load_report_data(run_folder: Path) -> ReportData:
 
 def _read_run_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as exc:
-        return {}, [f"{path.name}: {type(exc).__name__}"]
+        sealed = sealed_text(path.parent)
+        content = parse_json(sealed) if sealed is not None else read_json(path)
+    except (OSError, ValueError) as exc:
+        return {}, [f"{path.name}: {why(exc)}"]
     if not isinstance(content, dict):
         return {}, [f"{path.name}: not a JSON object"]
     return cast("dict[str, Any]", content), []

@@ -22,20 +22,30 @@ from mem_core.domain.errors import RunHeld, StoreUnavailable
 from mem_core.domain.events import GENESIS_SHA256, AttemptStarted, Event, JournalLine, Noted, PolicyDecided, SegmentStarted
 from mem_core.domain.request import shown_request
 from mem_core.domain.secrets import hide_in_urls, in_texts
-from mem_core.infrastructure.storage.journal_file import append_line
+from mem_core.infrastructure.storage.journal_file import append_line, attempt_files, read_attempt
 from mem_core.infrastructure.storage.presence import Patience, StorePresence
 from mem_core.infrastructure.storage.whole_file import write_atomically
 from mem_core.infrastructure.storage.writing import SHARED
 
 
 def read_journal(folder: Path) -> list[JournalLine]:
-    """Every complete line of every attempt, in order. A last line cut by a crash is dropped."""
+    """Every complete line of every attempt, in order. A last line cut by a crash is dropped.
+
+    Raises:
+        StoreUnavailable: a file cannot be read; what it says must not be missed in silence.
+    """
     return [JournalLine.model_validate_json(raw) for raw in _raw_lines(folder)]
 
 
 def _raw_lines(folder: Path) -> Iterator[bytes]:
-    for path in sorted(folder.glob("attempt-*.jsonl"), key=lambda item: int(item.stem.removeprefix("attempt-"))):
-        for raw in path.read_bytes().split(b"\n")[:-1]:
+    try:
+        contents = [read_attempt(path) for _, path in attempt_files(folder)]
+    except OSError as exc:
+        raise StoreUnavailable(
+            "the journal cannot be read", value=f"{exc.filename}: {exc.strerror}", remedy="Mend its permissions, or restore the file."
+        ) from exc
+    for content in contents:
+        for raw in content.split(b"\n")[:-1]:
             with contextlib.suppress(ValidationError):
                 JournalLine.model_validate_json(raw)
                 yield raw

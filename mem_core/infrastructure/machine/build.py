@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mem_core.domain.environment import BuildObservation, LockObservation
+from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, open_regular, read_regular
 
 LOCK_NAME = "lock"
 # On a shared filesystem the builder may be on another machine: only age tells. A build takes one to three minutes.
@@ -145,7 +146,7 @@ def _process_with_open(path: Path, root: Path) -> tuple[int | None, bool]:
 def _on_shared_filesystem(folder: Path, root: Path) -> bool:
     """Whether the longest mount point above the folder is a network filesystem."""
     try:
-        lines = (root / "proc" / "mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_regular(root / "proc" / "mounts", RECORD_LIMIT_BYTES).decode("utf-8", "replace").splitlines()
     except OSError:
         return False
     mounts = [(fields[1], fields[2]) for fields in (line.split() for line in lines) if len(fields) >= 3]
@@ -180,8 +181,8 @@ def _tool_version(command: str, environ: Mapping[str, str]) -> tuple[str, str]:
 
 def _writable(folder: Path) -> bool:
     """Whether the folder, or the nearest one above it that exists, can be written."""
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    existing = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    return os.path.isdir(existing) and os.access(existing, os.W_OK | os.X_OK)
 
 
 def _broken_libraries(libraries: list[Path], environ: Mapping[str, str], *, load: bool) -> dict[Path, str]:
@@ -208,7 +209,7 @@ def _elf_problem(path: Path) -> str:
     """Why this cannot be a whole shared library; empty when it may be. A killed linker leaves a short file."""
     try:
         size_bytes = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             header = file.read(64)
     except OSError as exc:
         return str(exc)

@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 
 from mem_core.infrastructure.machine.process_facts import start_ticks
+from mem_core.infrastructure.storage.reading import open_regular
 
 MAX_LOG_BYTES = 8 << 20
 KEPT_BYTES = 4 << 20
@@ -79,6 +80,6 @@ def _logs(folder: Path) -> tuple[Path, ...]:
 
 
 def _last(path: Path, num_bytes: int) -> bytes:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.seek(max(0, path.stat().st_size - num_bytes))
         return file.read(num_bytes)

@@ -205,7 +205,15 @@ def proportional_bytes(pid: int, root: Path = Path("/")) -> int:
 
 def address_space_rlimits(pid: int | Literal["self"] = "self", root: Path = Path("/")) -> dict[str, int]:
     """Soft RLIMIT_AS and RLIMIT_DATA of a process in bytes; limits that are not set are left out."""
-    names = {"Max address space": "RLIMIT_AS", "Max data size": "RLIMIT_DATA"}
+    return _soft_limits({"Max address space": "RLIMIT_AS", "Max data size": "RLIMIT_DATA"}, pid, root)
+
+
+def file_size_rlimit(pid: int | Literal["self"] = "self", root: Path = Path("/")) -> int | None:
+    """Soft RLIMIT_FSIZE of a process in bytes (`ulimit -f`); None where it is not set."""
+    return _soft_limits({"Max file size": "RLIMIT_FSIZE"}, pid, root).get("RLIMIT_FSIZE")
+
+
+def _soft_limits(names: Mapping[str, str], pid: int | Literal["self"], root: Path) -> dict[str, int]:
     try:
         lines = (root / "proc" / str(pid) / "limits").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:

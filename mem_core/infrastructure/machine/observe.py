@@ -20,8 +20,9 @@ from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.machine import store as machine_store
 from mem_core.infrastructure.machine.build import observe_build
 from mem_core.infrastructure.machine.cgroups import cpu_quota, memory_cgroups, pids_left
-from mem_core.infrastructure.machine.memory_probe import address_space_rlimits, available_bytes
+from mem_core.infrastructure.machine.memory_probe import address_space_rlimits, available_bytes, file_size_rlimit
 from mem_core.infrastructure.settings import RUN_FOLDER_VARIABLE, Settings, child_environment
+from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, read_regular, read_regular_text
 
 _PACKAGES = ("torch", "deepspeed", "transformers", "prefect", "numpy", "mem")
 _CUDA_LIMIT_S = 120.0
@@ -84,6 +85,7 @@ def observe_machine(
         build=observe_build(settings.torch_extensions_dir, environ, load=load_ops),
         holder=holder_of(run_folder) if run_folder is not None else None,
         saved=machine_store.observe_saved(run_folder) if run_folder is not None else None,
+        file_size_limit_bytes=file_size_rlimit("self", root),
         leftovers=machine_store.find_leftovers(run_folder, RUN_FOLDER_VARIABLE, root) if run_folder is not None else (),
         stale_rank_variables=settings.stale_rank_variables,
     )
@@ -105,7 +107,7 @@ def usable_cores(root: Path = Path("/")) -> int:
 def cpu_flags(root: Path = Path("/")) -> tuple[str, ...]:
     """Feature flags of the first CPU that is listed."""
     try:
-        lines = (root / "proc" / "cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
+        lines = read_regular(root / "proc" / "cpuinfo", RECORD_LIMIT_BYTES).decode("ascii", "replace").splitlines()
     except OSError:
         return ()
     return tuple(next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), []))
@@ -152,7 +154,7 @@ def _built_without_cuda() -> bool:
     if spec is None or spec.origin is None:
         return False
     try:
-        lines = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8").splitlines()
+        lines = read_regular_text(Path(spec.origin).parent / "version.py", RECORD_LIMIT_BYTES).splitlines()
     except OSError:
         return False
     return any(line.startswith("cuda") and line.rpartition("=")[2].strip() == "None" for line in lines)

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from mem_core.domain.errors import EnvironmentUnfit
+from mem_core.infrastructure.storage.reading import open_regular
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -71,7 +72,7 @@ def boot_id() -> str:
 def tail(path: Path, num_lines: int, max_bytes: int = 16_384) -> tuple[str, ...]:
     """The last lines of a log; empty when there is none."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - max_bytes))
             text = file.read().decode("utf-8", "replace")

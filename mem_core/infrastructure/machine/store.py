@@ -1,7 +1,6 @@
 """Whether a store can be written, read and deleted from, how much room it has, and who is in the run folder already."""
 
 import contextlib
-import json
 import os
 import uuid
 from collections.abc import Callable, Mapping
@@ -10,6 +9,7 @@ from typing import Any
 
 from mem_core.domain.checkpoint import MANIFEST_NAME, parse_checkpoint_name
 from mem_core.domain.environment import FolderObservation, SavedRun, StoreObservation
+from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, read_json, read_regular
 
 PROBE_PREFIX = ".mem-probe-"
 _PROBE_BYTES = b"MEM was here\n" * 512
@@ -23,7 +23,7 @@ def is_remote(store: str) -> bool:
 
 def local_path(store: str) -> Path:
     """Absolute path of a local store."""
-    return Path(store.removeprefix("file://")).expanduser().absolute()
+    return Path(os.path.expanduser(store.removeprefix("file://"))).absolute()
 
 
 def observe_store(store: str, probe_remote: StoreProbe, endpoint: str = "") -> StoreObservation:
@@ -31,7 +31,7 @@ def observe_store(store: str, probe_remote: StoreProbe, endpoint: str = "") -> S
     if is_remote(store):
         return StoreObservation(location=store, local=False, endpoint=endpoint, problem=probe_remote(store))
     path = local_path(store)
-    relative = not Path(store.removeprefix("file://")).expanduser().is_absolute()
+    relative = not os.path.isabs(os.path.expanduser(store.removeprefix("file://")))
     return StoreObservation(location=str(path), relative=relative, problem=probe_folder(path))
 
 
@@ -41,7 +41,7 @@ def probe_folder(folder: Path) -> str:
     A folder that does not exist yet is tried in the nearest one above it, so that looking leaves nothing behind.
     """
     try:
-        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
         if not existing.is_dir():
             return f"{existing} is not a folder"
         probe = existing / f"{PROBE_PREFIX}{uuid.uuid4().hex}"
@@ -50,7 +50,7 @@ def probe_folder(folder: Path) -> str:
                 file.write(_PROBE_BYTES)
                 file.flush()
                 os.fsync(file.fileno())
-            if probe.read_bytes() != _PROBE_BYTES:
+            if read_regular(probe, len(_PROBE_BYTES)) != _PROBE_BYTES:
                 return f"{existing}: what was read back is not what was written"
         finally:
             probe.unlink(missing_ok=True)
@@ -104,7 +104,7 @@ def observe_saved(run_folder: Path) -> SavedRun | None:
         return None
     for folder in folders:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            manifest = json.loads((folder / MANIFEST_NAME).read_bytes())
+            manifest = read_json(folder / MANIFEST_NAME)
             return SavedRun(
                 num_ranks=manifest["num_ranks"],
                 zero_stage=manifest["zero_stage"],
@@ -123,8 +123,8 @@ def find_leftovers(run_folder: Path, variable: str, root: Path = Path("/")) -> t
     found: list[str] = []
     for folder in sorted((root / "proc").glob("[0-9]*"), key=lambda path: int(path.name)):
         with contextlib.suppress(OSError):
-            if marker in (folder / "environ").read_bytes().split(b"\0") and not _is_ours(int(folder.name), root):
-                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+            if marker in read_regular(folder / "environ", RECORD_LIMIT_BYTES).split(b"\0") and not _is_ours(int(folder.name), root):
+                command = read_regular(folder / "cmdline", RECORD_LIMIT_BYTES).replace(b"\0", b" ").decode("utf-8", "replace").strip()
                 found.append(f"pid {folder.name}: {command[:80]}")
     return tuple(found)
 
@@ -135,7 +135,9 @@ def _is_ours(pid: int, root: Path) -> bool:
         if pid == os.getpid():
             return True
         try:
-            pid = int((root / "proc" / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+            pid = int(
+                read_regular(root / "proc" / str(pid) / "stat", RECORD_LIMIT_BYTES).decode(errors="replace").rpartition(")")[2].split()[1]
+            )
         except (OSError, ValueError, IndexError):
             return False
         if pid <= 1:

@@ -3,7 +3,6 @@
 import copy
 import json
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -13,10 +12,9 @@ from mem_core.domain.capabilities import refuse_unsupported
 from mem_core.domain.errors import RequestError
 from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.request.errors import request_error
-from mem_core.infrastructure.storage.reading import MAX_JSON_DEPTH, parse_json, read_regular
+from mem_core.infrastructure.storage.reading import MAX_JSON_DEPTH, parse_json, read_handed
 
 SIZE_LIMIT_BYTES = 2**20
-_OPENED = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 _PATH = re.compile(r"^[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*$")
 
 
@@ -51,13 +49,11 @@ def parse_request(values: Mapping[str, Any]) -> RuntimeRequest:
 def load_mapping(path: str) -> dict[str, Any]:
     """Top-level mapping of a request file, unvalidated. Raises RequestError."""
     try:
-        raw = _read(path)
+        raw = read_handed(path, SIZE_LIMIT_BYTES)
     except OSError as exc:
         raise RequestError(
             f"the request file cannot be read: {exc.strerror or exc}", value=path, remedy="Give the path of a YAML or JSON file."
         ) from exc
-    if len(raw) > SIZE_LIMIT_BYTES:
-        raise RequestError("the request file is too large", value=path, bound=f"{SIZE_LIMIT_BYTES} bytes", remedy="Is this a request?")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
@@ -115,16 +111,6 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
             target = cast("dict[str, Any]", child)
         target[last] = parse_value(text)
     return result
-
-
-def _read(path: str) -> bytes:
-    """A plain file, or what the caller holds open for us: standard input, or a shell's `<(command)`, which is a pipe with a writer."""
-    if path == "-":
-        return sys.stdin.buffer.read(SIZE_LIMIT_BYTES + 1)
-    if path.startswith(_OPENED):
-        with open(path, "rb") as stream:
-            return stream.read(SIZE_LIMIT_BYTES + 1)
-    return read_regular(path, SIZE_LIMIT_BYTES)
 
 
 def _parse(text: str, name: str) -> Any:

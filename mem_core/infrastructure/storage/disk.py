@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 
 from mem_core.domain.errors import StoreUnavailable
 from mem_core.domain.units import format_bytes
+from mem_core.infrastructure.storage.reading import JOURNAL_LIMIT_BYTES, copy_regular, open_regular, read_regular
 
 EntryKind = Literal["file", "folder", "other"]
 _HASH_CHUNK_BYTES = 1 << 20
@@ -87,21 +88,21 @@ class OsDisk:
     """The real one."""
 
     def read(self, path: Path) -> bytes:
-        return path.read_bytes()
+        return read_regular(path, JOURNAL_LIMIT_BYTES)
 
     def write(self, path: Path, data: bytes) -> None:
         path.write_bytes(data)
 
     def copy_in(self, source: Path, target: Path) -> None:
-        shutil.copyfile(source, target)
+        copy_regular(source, target)
 
     def copy_out(self, source: Path, target: Path) -> None:
-        shutil.copyfile(source, target)
+        copy_regular(source, target)
         self.sync_file(target)
 
     def digest(self, path: Path) -> tuple[int, str]:
         digest, size = hashlib.sha256(), 0
-        with path.open("rb", buffering=0) as file:
+        with open_regular(path) as file:
             while chunk := file.read(_HASH_CHUNK_BYTES):
                 digest.update(chunk)
                 size += len(chunk)

@@ -1,5 +1,6 @@
 """From a URL to a `Store`."""
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def open_store(
     """
     scheme, separator, rest = url.partition("://")
     if not separator or scheme in ("file", "local"):
-        return LocalStore(Path(rest if separator else url).expanduser().absolute())
+        return LocalStore(Path(os.path.expanduser(rest if separator else url)).absolute())
     import fsspec
 
     try:

@@ -8,17 +8,21 @@ folders are shared, mounted, restored and written by other programs. Links are f
 import errno
 import json
 import os
+import shutil
 import stat
+import sys
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 MAX_JSON_DEPTH = 100
+_HELD_OPEN = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 # What one record can come to; a journal of the longest run stays below the larger one.
 RECORD_LIMIT_BYTES = 64 << 20
 JOURNAL_LIMIT_BYTES = 1 << 30
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISFIFO, "a named pipe"),
     (stat.S_ISSOCK, "a socket"),
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
@@ -29,13 +33,13 @@ class NotPlain(OSError):
     """What lies there is no plain file, or larger than anything that belongs there. `strerror` says which, in words for people."""
 
 
-def open_regular(path: Path | str, *, buffering: int = -1) -> BinaryIO:
+def open_regular(path: Path | str) -> BufferedReader:
     """Open a plain file to read bytes. Never waits.
 
     Raises:
         OSError: as `open` raises, `NotPlain` and `IsADirectoryError` among it.
     """
-    return cast(BinaryIO, os.fdopen(open_descriptor(path), "rb", buffering=buffering))
+    return os.fdopen(open_descriptor(path), "rb")
 
 
 def open_descriptor(path: Path | str) -> int:
@@ -64,9 +68,37 @@ def read_regular(path: Path | str, limit_bytes: int) -> bytes:
         size_bytes = os.fstat(file.fileno()).st_size
         if size_bytes > limit_bytes:
             raise NotPlain(errno.EFBIG, f"it has {size_bytes} bytes where at most {limit_bytes} can belong", str(path))
-        content = file.read(limit_bytes + 1)
+        return _bounded(file.read(limit_bytes + 1), limit_bytes, str(path))
+
+
+def copy_regular(source: Path | str, target: Path | str) -> None:
+    """Copy a plain file. A device would have no end.
+
+    Raises:
+        OSError: as `open_regular`, and what writing raises.
+    """
+    os.close(open_descriptor(source))
+    shutil.copyfile(source, target)
+
+
+def read_handed(path: str, limit_bytes: int) -> bytes:
+    """At most `limit_bytes` of what a user hands to a command: a plain file, or what is held open for it: `-` for standard input, or a
+    shell's `<(command)`, which is a pipe with a writer.
+
+    Raises:
+        OSError: as `read_regular`.
+    """
+    if path == "-":
+        return _bounded(sys.stdin.buffer.read(limit_bytes + 1), limit_bytes, "standard input")
+    if path.startswith(_HELD_OPEN):
+        with open(path, "rb") as stream:
+            return _bounded(stream.read(limit_bytes + 1), limit_bytes, path)
+    return read_regular(path, limit_bytes)
+
+
+def _bounded(content: bytes, limit_bytes: int, path: str) -> bytes:
     if len(content) > limit_bytes:
-        raise NotPlain(errno.EFBIG, f"it has more than the {limit_bytes} bytes that can belong there", str(path))
+        raise NotPlain(errno.EFBIG, f"it has more than the {limit_bytes} bytes that can belong there", path)
     return content
 
 

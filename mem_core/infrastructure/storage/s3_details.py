@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mem_core.infrastructure.storage.reading import open_regular
+
 _MIB = 1 << 20
 MIN_PART_BYTES = 8 * _MIB
 MAX_PARTS = 9_000
@@ -31,7 +33,7 @@ def etag_of_file(path: Path, part_bytes: int) -> str:
     size_bytes = path.stat().st_size
     step = part_bytes if size_bytes >= 2 * part_bytes else max(size_bytes, 1)
     parts: list[bytes] = []
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for start in range(0, max(size_bytes, 1), step):
             digest, left = hashlib.md5(usedforsecurity=False), min(step, size_bytes - start)
             while left > 0 and (chunk := file.read(min(left, _MIB))):

@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from mem_core.infrastructure.storage.regular_file import read_plain
+from mem_core.infrastructure.storage.reading import read_regular
 
 
 def sealed(text: str) -> str:
@@ -17,7 +17,7 @@ def sealed(text: str) -> str:
 def read_sealed(path: Path, limit_bytes: int) -> str | None:
     """The text of a file that `sealed` gave the content of; None where it is missing, no file, too large or not what was written."""
     try:
-        return unsealed(read_plain(path, limit_bytes))
+        return unsealed(read_regular(path, limit_bytes))
     except OSError:
         return None
 

@@ -41,13 +41,14 @@ def open_to_append(path: Path, mode: int = PRIVATE) -> BinaryIO:
         OSError: it can be neither opened nor set aside.
     """
     try:
-        return _append_to(path, mode)
+        return open_append(path, mode)
     except (NotPlain, IsADirectoryError):
         path.rename(path.with_name(f"{path.name}.not-a-file-{uuid.uuid4().hex[:8]}"))
-        return _append_to(path, mode)
+        return open_append(path, mode)
 
 
-def _append_to(path: Path, mode: int) -> BinaryIO:
+def open_append(path: Path, mode: int) -> BinaryIO:
+    """A plain file to append to, made where there is none; never waits. Raises OSError, `NotPlain` among it."""
     with contextlib.suppress(FileNotFoundError):
         _refuse_other_kinds(os.stat(path), path)  # before the opening: a device may act on it
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY

@@ -1,14 +1,12 @@
 """Reads a run's journal without touching it, for report and status."""
 
-import json
-import re
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from mem_core.domain.events import JournalLine
-
-_ATTEMPT_NAME = re.compile(r"^attempt-(\d{4,})\.jsonl$")
+from mem_core.infrastructure.storage.journal_file import attempt_files, read_attempt
+from mem_core.infrastructure.storage.reading import why
 
 
 def read_journal_lines(journal_folder: Path) -> tuple[list[JournalLine], list[str]]:
@@ -19,30 +17,27 @@ def read_journal_lines(journal_folder: Path) -> tuple[list[JournalLine], list[st
     """
     lines: list[JournalLine] = []
     notes: list[str] = []
-    for _, path in sorted(_attempt_files(journal_folder)):
+    try:
+        paths = [path for _, path in attempt_files(journal_folder)]
+    except OSError as exc:
+        return [], [f"{journal_folder.name}: {why(exc)}"]
+    for path in paths:
         _read_file(path, lines, notes)
     return lines, notes
 
 
-def _attempt_files(journal_folder: Path) -> list[tuple[int, Path]]:
-    if not journal_folder.is_dir():
-        return []
-    matches = ((_ATTEMPT_NAME.match(path.name), path) for path in journal_folder.iterdir())
-    return [(int(match.group(1)), path) for match, path in matches if match]
-
-
 def _read_file(path: Path, lines: list[JournalLine], notes: list[str]) -> None:
     try:
-        raw = path.read_bytes()
+        raw = read_attempt(path)
     except OSError as exc:
-        notes.append(f"{path.name}: {exc.strerror}")
+        notes.append(f"{path.name}: {why(exc)}, left out")
         return
     *whole, last = raw.split(b"\n")
     for number, text in enumerate((*whole, last), start=1):
         if not text.strip():
             continue
         try:
-            lines.append(JournalLine.model_validate(json.loads(text)))
-        except (ValueError, ValidationError, RecursionError) as exc:
+            lines.append(JournalLine.model_validate_json(text))
+        except ValidationError as exc:
             if number <= len(whole):
                 notes.append(f"{path.name}:{number}: {type(exc).__name__}, left out")

@@ -4,11 +4,13 @@ import os
 import re
 import zipfile
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mem_core.domain.errors import InternalError
+from mem_core.infrastructure.storage.reading import open_regular, why
 
 Columns = dict[str, NDArray[np.generic]]
 
@@ -24,6 +26,7 @@ METRIC_DTYPES: dict[str, type[np.generic]] = {
     "peak_bytes": np.int64,
 }
 _NAME = re.compile(r"^step-(\d{9,})\.npz$")
+_LIMIT_BYTES = 1 << 30
 _TEMPORARY_PREFIX = ".writing-"
 
 
@@ -79,11 +82,11 @@ def read_metrics_and_notes(folder: Path, up_to_step: int | None = None) -> tuple
     """
     parts: list[Columns] = []
     notes: list[str] = []
-    for path in sorted((path for _, path in _metric_files(folder)), key=lambda path: (path.stat().st_mtime_ns, path.name)):
+    for path in sorted((path for _, path in _metric_files(folder)), key=lambda path: (path.lstat().st_mtime_ns, path.name)):
         try:
-            parts.append(_read_file(path))
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as exc:
-            notes.append(f"{path.name} left out: {type(exc).__name__}: {exc}"[:300])
+            parts.append(read_segment_metrics(path))
+        except (OSError, ValueError) as exc:
+            notes.append(f"{path.name} left out: {type(exc).__name__}: {why(exc)}"[:300])
     columns: Columns = {
         name: np.concatenate([np.empty(0, dtype), *(part[name] for part in parts)]) for name, dtype in METRIC_DTYPES.items()
     }
@@ -104,15 +107,30 @@ def _metric_files(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(match.group(1)), path) for match, path in matches if match)
 
 
-def _read_file(path: Path) -> Columns:
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-        if not isinstance(stored, np.lib.npyio.NpzFile):
-            raise ValueError("not a set of columns")
-        columns: Columns = {name: stored[name].astype(dtype, casting="same_kind") for name, dtype in METRIC_DTYPES.items()}
+def read_segment_metrics(path: Path, limit_bytes: int = _LIMIT_BYTES) -> Columns:
+    """The columns of one file, as they were written. Nothing is unpickled.
+
+    Raises:
+        OSError: it cannot be opened. ValueError: it holds something else.
+    """
+    with open_regular(path) as file:
+        try:
+            columns = _columns_in(file, limit_bytes)
+        except Exception as exc:  # a damaged archive makes zipfile, zlib and numpy raise whatever it leads them to
+            raise ValueError(f"not a set of columns ({type(exc).__name__}: {exc})") from exc
     shapes = {values.shape for values in columns.values()}
     if len(shapes) != 1 or len(next(iter(shapes))) != 1:
         raise ValueError("columns differ in length")
     return columns
+
+
+def _columns_in(file: BinaryIO, limit_bytes: int) -> Columns:
+    with zipfile.ZipFile(file) as archive:
+        if sum(member.file_size for member in archive.infolist()) > limit_bytes:
+            raise ValueError("it would unpack to more than a segment can have")
+    file.seek(0)
+    with np.load(file, allow_pickle=False) as stored:
+        return {name: stored[name].astype(dtype, casting="same_kind") for name, dtype in METRIC_DTYPES.items()}
 
 
 def spike_indices(values: NDArray[np.floating], max_points: int = 2_000) -> NDArray[np.int64]:

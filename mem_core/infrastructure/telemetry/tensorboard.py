@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mem_core.infrastructure.storage.writing import SHARED, open_append
 from mem_core.infrastructure.telemetry.metrics import Columns, spike_indices
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class TensorBoardWriter:
 
         if self._path is None:
             self._path = self._new_path()
-        with self._path.open("ab") as file:
+        with open_append(self._path, SHARED) as file:
             writer = RecordWriter(file)
             if file.tell() == 0:
                 writer.write(_version(self._clock()).SerializeToString())

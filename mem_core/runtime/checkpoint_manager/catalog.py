@@ -72,7 +72,10 @@ class Catalog:
         entry = next((item for item in self._disk.entries(self.path(step)) if item.name == VERDICT_NAME), None)
         if entry is None or entry.kind != "file" or entry.size_bytes > _MAX_VERDICT_BYTES:
             return None
-        return decode_verdict(self._disk.read(self.path(step) / VERDICT_NAME), manifest_sha256)
+        try:
+            return decode_verdict(self._disk.read(self.path(step) / VERDICT_NAME), manifest_sha256)
+        except OSError:
+            return None
 
     def complete(self) -> Iterator[tuple[int, ManifestOnDisk]]:
         """(step, manifest) of every folder whose manifest can be believed, ascending, whosever it is."""

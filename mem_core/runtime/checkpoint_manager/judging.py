@@ -10,6 +10,7 @@ from mem_core.core.run.belonging import Belonging, belonging_of
 from mem_core.domain.checkpoint import ASIDE_NAME, VERDICT_NAME, CheckpointExpectation, CheckpointManifest, CheckpointVerdict
 from mem_core.domain.errors import InternalError, NoValidCheckpoint
 from mem_core.domain.events import CheckpointJudged, CheckpointRemoved, Noted
+from mem_core.infrastructure.storage.reading import why
 from mem_core.runtime.checkpoint_manager.attempt_area import AttemptArea
 from mem_core.runtime.checkpoint_manager.catalog import Catalog
 from mem_core.runtime.checkpoint_manager.inspection.file_checks import ManifestOnDisk, check_claims, check_files
@@ -91,9 +92,11 @@ class Judge:
         )
 
     def is_stranger(self, step: int) -> bool:
-        """Whether what lies at a step is whole and another run's."""
+        """Whether what lies at a step is another run's, or may be good for somebody who has another key: nothing of ours to throw away."""
         try:
             present = self.catalog.read(step)
+        except SignatureRefused:
+            return True
         except (FileNotFoundError, ManifestDamaged):
             return False
         return present.manifest.run_id != self.run_id or bool(self.belonging(present).foreign)
@@ -161,7 +164,10 @@ class Judge:
         verdict = self.validate(step, level)
         if not verdict.valid:
             return None, "; ".join(verdict.reasons) or "judged bad", True
-        reasons = self._recheck(step, present) if recheck and known is not None else ()
+        try:
+            reasons = self._recheck(step, present) if recheck and known is not None else ()
+        except OSError as exc:  # nothing can be said about it: it stays where it lies, and an older one is tried
+            return None, f"it cannot be read ({why(exc)})", True
         if reasons:
             self.condemn(step, reasons, level)
             return None, "; ".join(reasons), True

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mem_core.domain.capabilities import refusal
 from mem_core.domain.errors import InternalError, RequestError
 from mem_core.domain.request import ModelSection
+from mem_core.infrastructure.storage.reading import copy_regular
 from mem_core.runtime.models.configuration import refused
 from mem_core.runtime.models.encoding import tokenizer_files
 from mem_core.runtime.models.facts import describe_model
@@ -64,13 +65,8 @@ def build_skeleton(source: str, cache_dir: Path | None = None) -> "torch.nn.Modu
     try:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, attn_implementation=attention_of(config))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as exc:
-        raise RequestError(
-            f"the model cannot be built: {type(exc).__name__}: {exc}",
-            field="model.source",
-            value=source,
-            remedy="Give a causal language model that transformers knows by itself",
-        ) from exc
+    except Exception as exc:  # whatever transformers makes of other people's files
+        raise _unusable("the model cannot be built", exc, source, "Give a causal language model that transformers knows by itself") from exc
 
 
 def load_tokenizer(source: str, cache_dir: Path | None = None) -> Any:
@@ -151,7 +147,7 @@ def _write_tokenizer(source: str, target: Path, cache_dir: Path | None) -> None:
     folder = local_model_folder(source, cache_dir)
     for name in tokenizer_files(folder):
         (target / name).parent.mkdir(exist_ok=True)
-        shutil.copyfile(folder / name, target / name)
+        copy_regular(folder / name, target / name)
 
 
 def _check(model: ModelSection, sequence_length: int, dtype: str, cache_dir: Path | None) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from mem_core.domain.errors import RequestError
-from mem_core.infrastructure.storage.reading import read_json, why
+from mem_core.infrastructure.storage.reading import read_json, read_regular_text, why
 
 LIMIT_BYTES = 16 * 2**20
 READ_SUFFIXES = (".json", ".safetensors", ".jinja", ".txt", ".model")
@@ -139,7 +139,7 @@ def causal_model_types() -> frozenset[str]:
     if spec is None or spec.origin is None:
         return frozenset()
     try:
-        tree = ast.parse((Path(spec.origin).parent / "models" / "auto" / "modeling_auto.py").read_text(encoding="utf-8"))
+        tree = ast.parse(read_regular_text(Path(spec.origin).parent / "models" / "auto" / "modeling_auto.py", LIMIT_BYTES))
     except (OSError, ValueError, SyntaxError):
         return frozenset()
     tables = [node.value for node in tree.body if isinstance(node, ast.Assign) and _is_named(node, "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mem_core.domain.errors import RequestError
-from mem_core.infrastructure.storage.regular_file import open_plain
+from mem_core.infrastructure.storage.reading import open_regular
 from mem_core.runtime.models.configuration import read_config
 from mem_core.runtime.models.folders import is_preset, local_model_folder
 
@@ -90,7 +90,7 @@ def _text(value: Any) -> str:
 
 def _digest(path: Path, source: str) -> str:
     try:
-        with open_plain(path) as file:
+        with open_regular(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as exc:
         raise RequestError(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mem_core.domain.errors import StoreUnavailable
-from mem_core.infrastructure.storage.regular_file import open_plain
+from mem_core.infrastructure.storage.reading import open_regular
 from mem_core.infrastructure.storage.sealed import read_sealed, remove_whatever, sealed
 
 _SUFFIXES = (".json", ".safetensors", ".jinja", ".txt", ".model", ".tiktoken")
@@ -71,7 +71,7 @@ def _facts(path: Path) -> list[Any]:
     size_bytes = path.stat().st_size
     if size_bytes > _MOST_HASHED_BYTES:
         return [size_bytes, ""]
-    with open_plain(path) as file:
+    with open_regular(path) as file:
         return [size_bytes, hashlib.file_digest(file, "sha256").hexdigest()]
 
 

@@ -133,9 +133,9 @@ def _first_offset(entry: Any) -> int:
 
 def _is_entry(entry: Any) -> bool:
     """Whether shape, number format and place of one tensor agree."""
-    if not isinstance(entry, dict):
+    if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
         return False
-    shape, offsets, bits = _counts(entry.get("shape")), _counts(entry.get("data_offsets")), _BITS.get(str(entry.get("dtype")))
+    shape, offsets, bits = _counts(entry.get("shape")), _counts(entry.get("data_offsets")), _BITS.get(entry["dtype"])
     if shape is None or offsets is None or len(offsets) != 2 or offsets[1] < offsets[0]:
         return False
     # A number format that is not listed may be of a later version of the library: then only the library knows its width.

@@ -19,6 +19,7 @@ from mem_core.domain.plan import CandidatePlan, MemoryPlan
 from mem_core.domain.policy import Approval, PolicyDecision
 from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.planner.background import BackgroundAdvice
+from mem_core.infrastructure.telemetry.metrics import read_segment_metrics
 
 LOWERED = 0.5
 AskPerson = Callable[[PolicyDecision], Approval]
@@ -92,9 +93,9 @@ class AdviceService:
 
     def _mean(self, column: str, to_step: int) -> float | None:
         try:
-            with np.load(self.metrics_folder / f"step-{to_step:09d}.npz", allow_pickle=False) as columns:
-                value = float(np.mean(columns[column]))
-        except (OSError, ValueError, KeyError):
+            columns = read_segment_metrics(self.metrics_folder / f"step-{to_step:09d}.npz")
+            value = float(np.mean(columns[column].astype(np.float64)))
+        except (OSError, ValueError):
             return None
         return value if np.isfinite(value) else None
 

@@ -1,7 +1,7 @@
 """What the supervising loop notices beside progress: stragglers, a preemption notice, a loss that is far out."""
 
+import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from mem_core.core.recovery.spikes import WINDOW, spike_at
 from mem_core.core.recovery.stragglers import StragglerWatch
@@ -32,7 +32,7 @@ class Notices:
     def preempted(self) -> str:
         """Who asks for an end, where the request names a notice file and it is there; else empty."""
         notice = self._section.preemption_file
-        return f"the preemption notice {notice}" if notice is not None and Path(notice).exists() else ""
+        return f"the preemption notice {notice}" if notice is not None and os.path.exists(notice) else ""
 
     def spike(self, losses: Sequence[float]) -> int | None:
         """Index of the first loss of a segment that is too far out, where the request sets a threshold. Otherwise they are history."""

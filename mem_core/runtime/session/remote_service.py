@@ -15,7 +15,9 @@ from mem_core.domain.checkpoint import CheckpointManifest
 from mem_core.domain.errors import DataError, MemError, NoValidCheckpoint, RunHeld, StoreUnavailable
 from mem_core.domain.events import CheckpointMirrored, Noted
 from mem_core.domain.request import CheckpointSection
+from mem_core.infrastructure.storage.journal_file import attempt_files, read_attempt
 from mem_core.infrastructure.storage.port import AlreadyExists, KeyMissing, Store
+from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, read_regular_text
 from mem_core.infrastructure.storage.whole_file import write_atomically
 from mem_core.runtime.checkpoint_manager.manager import CheckpointManager
 from mem_core.runtime.checkpoint_manager.mirror.background import BackgroundMirror, MirrorState
@@ -64,13 +66,13 @@ class JournalCopy:
         Raises:
             StoreUnavailable: tried again with the next push; nothing is lost meanwhile.
         """
-        for path in sorted((self._state.folder / "journal").glob("attempt-*.jsonl")):
+        for _, path in attempt_files(self._state.folder / "journal"):
             self._push_file(path)
-        text = sealed_text(self._state.folder) or (self._state.folder / "run.json").read_text(encoding="utf-8")
+        text = sealed_text(self._state.folder) or read_regular_text(self._state.folder / "run.json", RECORD_LIMIT_BYTES)
         self._store.write(f"{self._state.run_id}/run.json", text.encode())
 
     def _push_file(self, path: Path) -> None:
-        data = path.read_bytes()
+        data = read_attempt(path)
         whole = data[: data.rfind(b"\n") + 1]
         sent = self._sent.get(path)
         if sent is None:

@@ -5,9 +5,11 @@ from pathlib import Path
 
 from mem_core.domain.checkpoint import MANIFEST_NAME, OWN_NAMES, SIGNATURE_NAME, CheckpointManifest
 from mem_core.infrastructure.storage.disk import Disk, walk_files
+from mem_core.infrastructure.storage.reading import why
 from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import (
     MAX_MANIFEST_BYTES,
     ManifestDamaged,
+    ManifestUnreadable,
     SignatureRefused,
     decode_manifest,
     sha256_hex,
@@ -36,8 +38,17 @@ def read_manifest(disk: Disk, folder: Path, key: bytes | None = None) -> Manifes
 
     Raises:
         FileNotFoundError: the folder has no manifest: it was never completed.
-        ManifestDamaged: there is one, and it is not what MEM wrote.
+        ManifestDamaged: there is one, and it is not what MEM wrote. ManifestUnreadable: nothing can be said about it.
     """
+    try:
+        return _read_manifest(disk, folder, key)
+    except FileNotFoundError:
+        raise
+    except OSError as exc:
+        raise ManifestUnreadable(f"it cannot be read ({why(exc)})") from exc
+
+
+def _read_manifest(disk: Disk, folder: Path, key: bytes | None) -> ManifestOnDisk:
     path = folder / MANIFEST_NAME
     sizes = {entry.name: entry for entry in disk.entries(folder)}
     entry = sizes.get(MANIFEST_NAME)

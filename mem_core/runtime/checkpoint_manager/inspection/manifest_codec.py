@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from mem_core.domain.checkpoint import CheckpointManifest, CheckpointVerdict
 from mem_core.domain.errors import InternalError
+from mem_core.domain.secrets import clean_text
 
 MAX_MANIFEST_BYTES = 64 << 20
 _SIGNATURE_ALGORITHM = "hmac-sha256"
@@ -20,6 +21,10 @@ class ManifestDamaged(Exception):
 
 class SignatureRefused(ManifestDamaged):
     """The manifest does not bear the signature of the key in use: damaged, foreign, or simply another key. Never a reason to quarantine."""
+
+
+class ManifestUnreadable(SignatureRefused):
+    """What it says cannot be seen now or by this user. As with another's signature: left where it lies, and an older one is tried."""
 
 
 class ForeignCheckpoint(ManifestDamaged):
@@ -62,7 +67,7 @@ def decode_manifest(data: bytes) -> CheckpointManifest:
         manifest = CheckpointManifest.model_validate_json(data)
     except ValidationError as exc:
         problems = "; ".join(f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in exc.errors()[:3])
-        raise ManifestDamaged(f"not a valid manifest ({problems})") from exc
+        raise ManifestDamaged(clean_text(f"not a valid manifest ({problems})")) from exc
     except (ValueError, RecursionError) as exc:
         raise ManifestDamaged(f"not readable as JSON ({type(exc).__name__})") from exc
     claimed = body.get("manifest_sha256")

@@ -13,6 +13,8 @@ import zipfile
 from pathlib import Path
 from typing import Any, Literal
 
+from mem_core.infrastructure.storage.reading import open_regular
+
 _TENSOR_REBUILDERS = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter")
 _STORAGES = ("Byte", "Char", "Short", "Int", "Long", "Half", "Float", "Double", "Bool", "BFloat16")
 _TORCH_DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
@@ -82,7 +84,7 @@ def scan_torch_file(path: Path, allowed_globals: frozenset[str] = DEFAULT_ALLOWE
     Executes nothing of the file and never raises on hostile input.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             reasons = _check_members(archive)
             if reasons:
                 return reasons
@@ -144,12 +146,12 @@ def scan_pickle(program: bytes, allowed_globals: frozenset[str] = DEFAULT_ALLOWE
     return tuple(reasons)
 
 
-# What stands on the stack, as far as it matters: a name that was looked up (a class or function), what a call made of one, the rest.
-_Kind = Literal["named", "made", "plain", "mark"]
+# What stands on the stack, as far as it matters: a name that was looked up (class or function), what a call made of one, tuples, the rest.
+_Kind = Literal["named", "made", "tuple", "plain", "mark"]
 # Opcode -> how many it takes off and what it puts on. "to mark" are those that take all down to the last mark.
 _FIXED: dict[str, tuple[int, _Kind | None]] = {
     "PROTO": (0, None), "STOP": (1, None), "MARK": (0, "mark"), "GLOBAL": (0, "named"), "BINPERSID": (1, "made"),
-    "TUPLE1": (1, "plain"), "TUPLE2": (2, "plain"), "TUPLE3": (3, "plain"),
+    "TUPLE1": (1, "tuple"), "TUPLE2": (2, "tuple"), "TUPLE3": (3, "tuple"), "EMPTY_TUPLE": (0, "tuple"),
 }  # fmt: skip
 _TO_MARK = frozenset({"TUPLE", "APPENDS", "SETITEMS"})
 
@@ -178,9 +180,8 @@ class _Stack:
                 if self._items.pop() != "named":
                     return False
                 self._items.append("made")
-            case "BUILD":
-                self._items.pop()
-                return self._items[-1] == "made"
+            case "BUILD":  # a state that is a tuple sets attributes one by one, `__class__` among them
+                return self._items.pop() != "tuple" and self._items[-1] == "made"
             case "APPEND" | "SETITEM":
                 del self._items[-1 if opcode == "APPEND" else -2 :]
                 return self._items[-1] in ("made", "plain")
@@ -188,7 +189,8 @@ class _Stack:
                 while self._items.pop() != "mark":
                     pass
                 if opcode == "TUPLE":
-                    self._items.append("plain")
+                    self._items.append("tuple")
+                    return True
                 return self._items[-1] in ("made", "plain")
             case _:
                 takes, puts = _FIXED.get(opcode, (0, "plain"))

@@ -11,7 +11,8 @@ from mem_core.domain.errors import InternalError, RunHeld, StoreUnavailable
 from mem_core.domain.events import Event
 from mem_core.domain.request import CheckpointSection
 from mem_core.infrastructure.storage.port import AlreadyExists, KeyMissing, Store
-from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import decode_manifest, sha256_hex
+from mem_core.infrastructure.storage.reading import parse_json, read_regular
+from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import MAX_MANIFEST_BYTES, decode_manifest, sha256_hex
 from mem_core.runtime.checkpoint_manager.mirror.remote_layout import (
     RemoteRun,
     Upload,
@@ -87,7 +88,7 @@ class Mirror:
         Raises:
             InternalError: files in the folder are not those of its manifest.
         """
-        data = (folder / MANIFEST_NAME).read_bytes()
+        data = read_regular(folder / MANIFEST_NAME, MAX_MANIFEST_BYTES)
         manifest = decode_manifest(data)
         upload = Upload(manifest.step, self._attempt, sha256_hex(data)[:8])
         prefix = upload_prefix(self._run_id, upload)
@@ -204,7 +205,7 @@ class Mirror:
 
     def _is_due(self, upload: Upload) -> bool:
         try:
-            marked_unix_s = float(json.loads(self._store.read(mark_key(self._run_id, upload)))["marked_unix_s"])
+            marked_unix_s = float(parse_json(self._store.read(mark_key(self._run_id, upload)))["marked_unix_s"])
         except (KeyMissing, ValueError, KeyError, TypeError):
             return False
         return self._clock() - marked_unix_s > self._lease_s

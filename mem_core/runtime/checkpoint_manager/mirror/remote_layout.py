@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from mem_core.domain.checkpoint import MANIFEST_NAME, checkpoint_name, parse_checkpoint_name
 from mem_core.infrastructure.storage.port import ObjectStat
+from mem_core.infrastructure.storage.reading import parse_json
 
 _UPLOAD = re.compile(r"^attempt-(\d+)-([0-9a-f]{8})$")
 _ATTEMPT = re.compile(r"^attempt-(\d{6,})\.json$")
@@ -118,7 +119,7 @@ def encode_baseline(attempt: int, uploads: Iterable[Upload], now_unix_s: float, 
 def decode_baseline(data: bytes) -> frozenset[str]:
     """Names of the uploads that an attempt believed when it began. Raises ValueError if the record is damaged."""
     try:
-        return frozenset(str(name) for name in json.loads(data)["seen"])
+        return frozenset(str(name) for name in parse_json(data)["seen"])
     except (KeyError, TypeError) as exc:
         raise ValueError("not a record of an attempt") from exc
 
@@ -126,7 +127,7 @@ def decode_baseline(data: bytes) -> frozenset[str]:
 def is_record_of(data: bytes, owner: str) -> bool:
     """Whether this record of an attempt was written by this owner."""
     try:
-        return json.loads(data).get("owner") == owner
+        return parse_json(data).get("owner") == owner
     except (ValueError, AttributeError):
         return False
 

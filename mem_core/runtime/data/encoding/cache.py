@@ -19,7 +19,7 @@ from typing import IO, cast
 
 from mem_core.domain.errors import DataError
 from mem_core.domain.request import DataSection
-from mem_core.infrastructure.storage.regular_file import read_plain
+from mem_core.infrastructure.storage.reading import read_regular
 from mem_core.infrastructure.storage.sealed import read_sealed, remove_whatever, sealed, unsealed
 from mem_core.runtime.data.reading.sources import SourceFile
 from mem_core.runtime.data.serving.dataset import check_contents, check_folder
@@ -130,7 +130,7 @@ def _proven(folder: Path, name: str) -> PreparedData:
     Raises:
         OSError, ValueError, DataError: something is missing or is not what was written.
     """
-    raw = read_plain(folder / _RESULT_NAME, _MOST_RESULT_BYTES)
+    raw = read_regular(folder / _RESULT_NAME, _MOST_RESULT_BYTES)
     text = unsealed(raw)
     prepared = PreparedData.model_validate_json(raw if text is None else text)
     parts = ("train", "validation") if prepared.num_validation_samples else ("train",)

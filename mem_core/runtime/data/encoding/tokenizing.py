@@ -160,12 +160,13 @@ class Tokenizing:
         if self._has_mask and not mask[1:].any():
             self._bad(item.path, BadRow(item.unit.line, "none of its tokens would be trained: it holds no words of the assistant"))
             return
+        start = last_answer_start(mask) if self._has_mask else None  # before an end is added, which would be a stretch of its own
         end = self._encoder.eos_token_id
         if end is not None and end not in tokens[-2:]:
             tokens, mask = np.append(tokens, np.uint32(end)), np.append(mask, np.uint8(1))
         twice = tokens[1:][tokens[1:] == tokens[:-1]]
         self.remarks["doubled_special_tokens"] += bool(np.isin(twice, self._specials).any())
-        self._take_answered(item, tokens, mask, None)
+        self._take_answered(item, tokens, mask, start)
 
     def _take_pair(self, item: Waiting, tokens: Tokens, num_prompt_tokens: int) -> None:
         if num_prompt_tokens >= tokens.size:
@@ -204,17 +205,12 @@ class Tokenizing:
         if tokens.size <= limit:
             self._add(item, tokens, mask)
             return
-        start = answer_start if answer_start is not None else self._chat_answer_start(item, tokens, mask)
+        start = answer_start if answer_start is not None else self._encoder.chat_answer_start(item.unit.document, tokens)
         prefix = len(self._encoder.prefix) if tuple(tokens[: len(self._encoder.prefix)]) == self._encoder.prefix else 0
         cut, cut_mask = cut_prompt(tokens, mask, start, prefix, limit)
         self.remarks["prompts_cut"] += cut.size < tokens.size
         self.remarks["answers_cut"] += self._has_mask and int(cut_mask.sum()) < int(mask.sum())
         self._add(item, cut, cut_mask, own_row=cut.size == limit)
-
-    def _chat_answer_start(self, item: Waiting, tokens: Tokens, mask: Mask) -> int:
-        if self._has_mask:
-            return last_answer_start(mask)
-        return self._encoder.chat_answer_start(item.unit.document, tokens)
 
     def _fits_or_may_be_cut(self, item: Waiting, tokens: Tokens) -> bool:
         limit = self._data.sequence_length

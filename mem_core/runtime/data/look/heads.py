@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from mem_core.domain.errors import DataError
 from mem_core.domain.units import Value
-from mem_core.infrastructure.storage.regular_file import open_plain
+from mem_core.infrastructure.storage.reading import open_regular
 from mem_core.runtime.data.reading.sources import SourceFile
 
 TOTAL_BYTES = 2**22
@@ -63,7 +63,7 @@ def _cut(content: bytes, file: SourceFile) -> bytes:
 def _read(file: SourceFile, size_bytes: int) -> bytes:
     try:
         if not file.is_remote:
-            with open_plain(file.path) as stream:
+            with open_regular(file.path) as stream:
                 return stream.read(size_bytes)
         import fsspec
 

@@ -13,7 +13,7 @@ from mem_core.domain.capabilities import PARQUET, refusal
 from mem_core.domain.errors import DataError, RequestError
 from mem_core.domain.request import DataSection
 from mem_core.domain.units import Value
-from mem_core.infrastructure.storage.regular_file import open_plain
+from mem_core.infrastructure.storage.reading import open_regular
 from mem_core.runtime.data.reading.globbing import matching_files
 from mem_core.runtime.models.encoding import CURRENT_RULES
 
@@ -103,7 +103,7 @@ def _local_file(path: str, data: DataSection, field: str, rules: int) -> SourceF
     if os.path.isdir(path):
         raise DataError("this is a folder", field=field, value=path, remedy=_FOLDER_REMEDY)
     try:
-        with open_plain(path) as stream:
+        with open_regular(path) as stream:
             kind = _kind(path, data, field, rules, lambda: stream.read(_HEAD_BYTES))
         return _stamped(os.path.abspath(path), kind)
     except FileNotFoundError as exc:
@@ -246,7 +246,7 @@ def open_source(file: SourceFile) -> Iterator[BinaryIO]:
             fs, path = _filesystem(file.path, "data")
             stream = cast(BinaryIO, fs.open(path, "rb"))
         else:
-            stream = open_plain(file.path)
+            stream = open_regular(file.path)
     except DataError:
         raise
     except Exception as exc:  # each fsspec backend has an error tree of its own

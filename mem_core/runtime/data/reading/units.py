@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from mem_core.domain.errors import DataError
 from mem_core.domain.request import DataSection
-from mem_core.infrastructure.storage.regular_file import open_plain
+from mem_core.infrastructure.storage.reading import open_regular
 from mem_core.runtime.data.reading.formats import HEAD_BYTES, foreign_format
 from mem_core.runtime.data.reading.pieces import pieces
 from mem_core.runtime.data.reading.rows import BadRow, Document, FileRefused, check_rows, not_utf8
@@ -85,7 +85,7 @@ def read_units(file: Readable, data: DataSection, rules: int) -> Iterator[tuple[
         DataError: the file cannot be read, is no text at all, or holds rows that must not be passed over.
     """
     try:
-        stream = open_plain(file.path)
+        stream = open_regular(file.path)
     except OSError as exc:
         raise DataError(
             f"the file cannot be read: {exc.strerror}", field="data", value=file.source.path, remedy="Check the file and its permissions"

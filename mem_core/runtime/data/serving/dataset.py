@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mem_core.domain.errors import DataError
-from mem_core.infrastructure.storage.regular_file import read_plain
+from mem_core.infrastructure.storage.reading import open_descriptor, open_regular, read_regular
 from mem_core.runtime.data.serving.shards import INDEX_NAME, TokenIndex, expected_sizes, file_digest
 
 Row = tuple[NDArray[np.integer], NDArray[np.uint8] | None]
@@ -100,7 +100,7 @@ def check_folder(folder: Path) -> TokenIndex:
         DataError: the index or a file is missing, or a size is not the one that the index gives.
     """
     try:
-        index = TokenIndex.model_validate_json(read_plain(folder / INDEX_NAME, _MOST_INDEX_BYTES))
+        index = TokenIndex.model_validate_json(read_regular(folder / INDEX_NAME, _MOST_INDEX_BYTES))
         wrong = [name for name, size in expected_sizes(index).items() if (folder / name).stat().st_size != size]
     except (OSError, ValueError) as exc:
         raise DataError(f"{folder} is not a complete folder of token rows: {exc}", remedy=_REMEDY) from exc
@@ -130,12 +130,14 @@ def check_contents(folder: Path, index: TokenIndex, most_bytes: int = MOST_HASHE
 def _numbers(path: Path, dtype: str) -> NDArray:
     """Small indexes are read at once, so that resident memory is level from the first batch; large ones are mapped."""
     if path.stat().st_size <= _EAGER_BYTES:
-        return np.fromfile(path, dtype)
-    return np.asarray(np.memmap(path, dtype, mode="r"))
+        with open_regular(path) as file:
+            return np.frombuffer(bytearray(file.read()), dtype)
+    with open_regular(path) as file:
+        return np.asarray(np.memmap(file, dtype, mode="r"))
 
 
 def _descriptors(folder: Path, kind: str, count: int) -> list[int]:
-    return [os.open(folder / f"{kind}-{number:05d}.bin", os.O_RDONLY | os.O_CLOEXEC) for number in range(count)]
+    return [open_descriptor(folder / f"{kind}-{number:05d}.bin") for number in range(count)]
 
 
 def _close_all(descriptors: Sequence[int]) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mem_core.domain.units import Value
-from mem_core.infrastructure.storage.regular_file import open_plain
+from mem_core.infrastructure.storage.reading import open_regular
 
 SHARD_TOKENS = 2**26
 INDEX_NAME = "index.json"
@@ -151,7 +151,7 @@ def trained_labels(lengths: NDArray[np.int64], mask: NDArray[np.uint8] | None) -
 
 def file_digest(path: Path) -> str:
     """SHA-256 of a file, read in pieces. Raises OSError."""
-    with open_plain(path) as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

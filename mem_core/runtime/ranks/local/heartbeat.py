@@ -9,6 +9,7 @@ import struct
 import time
 from pathlib import Path
 
+from mem_core.infrastructure.storage.reading import open_regular
 from mem_core.runtime.ranks.port import Heartbeat
 
 _RECORD = struct.Struct("<dqqqdddqqdqd16s")
@@ -75,6 +76,6 @@ class HeartbeatReader:
 
     def _open(self) -> mmap.mmap | None:
         if self._map is None and self._path.exists() and self._path.stat().st_size >= _SIZE:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 self._map = mmap.mmap(file.fileno(), _SIZE, access=mmap.ACCESS_READ)
         return self._map

@@ -1,6 +1,7 @@
 """What must be ready before the first step: DeepSpeed's ops and the token shards. Each is made once and found again at once."""
 
 import contextlib
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +18,14 @@ from mem_core.runtime.data.values import PreparedData, PrepareProgress
 from mem_core.runtime.deepspeed.programs.build_ops import ops_needed
 from mem_core.runtime.deepspeed.programs.build_watch import BuildWatch, build_command, watch_build
 from mem_core.runtime.models.encoding import CURRENT_RULES, rules_of
-from mem_core.runtime.models.folders import at_hand
+from mem_core.runtime.models.facts import describe_model
+from mem_core.runtime.models.folders import at_hand, is_preset
+from mem_core.runtime.models.trial import ENTRY as TRIAL_ENTRY
+from mem_core.runtime.models.trial import Trial, answer_of
+from mem_core.runtime.ranks.port import Helpers
+
+TRIAL_DEADLINE_S = 300.0
+TRIAL_BYTES_PER_S = 20e6  # slower than any disk that training should use
 
 
 def prepare_ops(request: RuntimeRequest, settings: Settings, device: str, max_jobs: int, note: Callable[[str], None]) -> None:
@@ -56,6 +64,41 @@ def refuse_unexecutable(request: RuntimeRequest, settings: Settings) -> None:
                 value=folder,
                 remedy="Set MEM_HOME to a folder that allows it, or use model.compile: off.",
             )
+
+
+def try_model(request: RuntimeRequest, settings: Settings, dtype: str, helpers: Helpers) -> None:
+    """Build the request's model once in a process beside the driver, before any rank is started. Presets need none.
+
+    Raises:
+        RequestError: its folder cannot be trained, in the words of what refused it. EnvironmentUnfit: the process died or never answered.
+    """
+    if is_preset(request.model.source):
+        return
+    facts = describe_model(request.model.source, settings.model_cache_dir)
+    trial = Trial(
+        model=request.model,
+        sequence_length=request.data.sequence_length,
+        dtype=dtype,
+        activation_checkpointing=request.model.activation_checkpointing == "on",
+        cache_dir=settings.model_cache_dir,
+    )
+    child = helpers.fork(TRIAL_ENTRY, "model-trial.log")
+    try:
+        child.wait_forked(TRIAL_DEADLINE_S)
+        child.connection.send(trial.model_dump_json())
+        error = answer_of(child.connection, TRIAL_DEADLINE_S + facts.stored_bytes / TRIAL_BYTES_PER_S)
+    except (EOFError, OSError, TimeoutError) as exc:
+        raise EnvironmentUnfit(
+            f"the model could not be tried: its process {'never answered' if isinstance(exc, TimeoutError) else 'died'}",
+            field="model.source",
+            value=request.model.source,
+            remedy="Read logs/model-trial.log; memory may be short for this model.",
+        ) from exc
+    finally:
+        child.signal_group(signal.SIGKILL)
+        child.close()
+    if error is not None:
+        raise error
 
 
 def with_model_at_hand(request: RuntimeRequest, settings: Settings) -> RuntimeRequest:

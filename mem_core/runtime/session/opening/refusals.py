@@ -5,6 +5,7 @@ from mem_core.core.run.state_manager import RunRecord
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.errors import DataError, NoValidCheckpoint, RequestError
 from mem_core.runtime.checkpoint_manager.catalog import Catalog
+from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import ManifestDamaged, SignatureRefused
 from mem_core.runtime.data.values import PreparedData
 from mem_core.runtime.models.encoding import differences
 from mem_core.runtime.models.facts import ModelFacts
@@ -72,15 +73,25 @@ def refuse_other_life(catalog: Catalog, run_id: str, birth: Birth, words: Checkp
     if words.any_said:
         return ()
     notes: list[str] = []
-    for step, present in catalog.complete():
+    for step in catalog.steps():
+        try:
+            present = catalog.read(step)
+        except SignatureRefused as exc:
+            raise _another_life(catalog, run_id, step, str(exc)) from exc
+        except (FileNotFoundError, ManifestDamaged):
+            continue  # nothing that anybody could go on from: quarantined, or overwritten by this run
         manifest = present.manifest
         if manifest.run_id != run_id:
             notes.append(f"the checkpoint of step {step} belongs to run {manifest.run_id}; it is left alone")
             continue
         foreign = belonging_of(manifest, present.sha256, birth, words).foreign
         if foreign:
-            raise NoValidCheckpoint(
-                f"checkpoints of another life of run {run_id} lie in {catalog.folder}: step {step}: {'; '.join(foreign)}",
-                remedy=f"Give another run_id, or move {catalog.folder} away to begin anew; nothing was touched.",
-            )
+            raise _another_life(catalog, run_id, step, "; ".join(foreign))
     return tuple(notes)
+
+
+def _another_life(catalog: Catalog, run_id: str, step: int, why: str) -> NoValidCheckpoint:
+    return NoValidCheckpoint(
+        f"checkpoints of another life of run {run_id} lie in {catalog.folder}: step {step}: {why}",
+        remedy=f"Give another run_id, or move {catalog.folder} away to begin anew; nothing was touched.",
+    )
