@@ -3,7 +3,8 @@
 import io
 import time
 
-from mem_core.infrastructure.telemetry.progress import NoProgress, PreparingView, Progress, ProgressDisplay, ProgressView, describe
+from mem_core.infrastructure.telemetry.progress import NoProgress, Progress, ProgressDisplay
+from mem_core.infrastructure.telemetry.progress_views import PreparingView, ProgressView, describe
 
 
 class Clock:

@@ -4,7 +4,7 @@ from typing import Any
 
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.segment import SegmentCompleted, SegmentFailure, describe_failure
-from mem_core.infrastructure.telemetry.progress import ProgressView
+from mem_core.infrastructure.telemetry.progress_views import ProgressView
 from mem_core.runtime.ranks.port import Heartbeat
 from mem_core.runtime.ranks.worker.protocol import SegmentDone
 
