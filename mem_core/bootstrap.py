@@ -35,14 +35,14 @@ from mem_core.infrastructure.storage.presence import Patience
 from mem_core.infrastructure.storage.retrying import RetryPolicy
 from mem_core.runtime.checkpoint_manager.catalog import Catalog
 from mem_core.runtime.checkpoint_manager.mirror.mirror import highest_attempt
-from mem_core.runtime.data.values import PreparedData
+from mem_core.runtime.data.values import PreparedData, PreparedRows
 from mem_core.runtime.models.facts import ModelFacts, describe_model
 from mem_core.runtime.models.numbers import read_model_numbers
 from mem_core.runtime.ranks.local.processes import ForkServer
 from mem_core.runtime.ranks.local.ranks import LocalRanks
 from mem_core.runtime.session.opening.engine_probe import probe_engine
 from mem_core.runtime.session.opening.orphans import with_orphans
-from mem_core.runtime.session.opening.prepare_service import look_at_rows, prepare_ops, prepare_tokens, try_model
+from mem_core.runtime.session.opening.prepare_service import look_at_rows, prepare_evaluation, prepare_ops, prepare_tokens, try_model
 from mem_core.runtime.session.opening.refusals import refuse_other_inputs, refuse_other_life, refuse_other_machine
 from mem_core.runtime.session.opening.stages import Examined, Held, Prepared, RunOrder
 from mem_core.runtime.session.opening.wiring import wire
@@ -214,6 +214,9 @@ def prepare(held: Held) -> Prepared:
     with order.ledger.bucket("data"):
         model = describe_model(held.request.model.source, order.settings.model_cache_dir)
         data = prepare_tokens(held.request, order.settings, model.vocab_size, order.progress, record)
+        rows = PreparedRows(
+            train=data, evaluation=prepare_evaluation(held.request, order.settings, model.vocab_size, order.progress, record)
+        )
     asked = in_steps(held.request, data.num_samples)
     if record is None:
         length = length_of(order.request, data.num_samples)
@@ -233,7 +236,7 @@ def prepare(held: Held) -> Prepared:
     if record != state.record():
         state.write_record(record)
     ranks = LocalRanks(held.server, state.folder / "live")
-    session = wire(held, ranks, request, data, reshaped(record, request, environment.threads_per_rank))
+    session = wire(held, ranks, request, rows, reshaped(record, request, environment.threads_per_rank))
     return Prepared(held, data, model, session)
 
 

@@ -12,6 +12,7 @@ from flows.server.embedded import EmbeddedServer
 from flows.server.local_api import note_embedded
 from mem_core.bootstrap import examine_only, live_root, start_fork_server
 from mem_core.core.doctor.environment_doctor import error_of
+from mem_core.core.run.evaluations import EvaluationBook
 from mem_core.core.run.length import going_on_in_steps
 from mem_core.core.run.reconcile import reconcile
 from mem_core.core.run.record import read_record
@@ -84,11 +85,18 @@ def result_if_finished(folder: Path, request: RuntimeRequest, allow_reshard: boo
     request = going_on_in_steps(record.length, record.request, request)
     reconcile(record.request, request, allow_reshard=allow_reshard)
     result = run_status(folder)
-    if result.status != "completed" or result.applied_steps < request.training.max_steps:
+    if result.status != "completed" or not (result.applied_steps >= request.training.max_steps or _stays_stopped(folder, request)):
         return None
     if result.mirror is not None and result.mirror.behind and (is_remote(request.store) or request.checkpoint.mirror is not None):
         return None  # every step is done, and its copy is not where it was asked to be
     return result.model_copy(update={"device": record.device, "run_folder": str(folder.absolute())})
+
+
+def _stays_stopped(folder: Path, request: RuntimeRequest) -> bool:
+    """Whether a run that stopped early would stop there under this request's patience too."""
+    book = EvaluationBook(read_journal(folder / "journal"))
+    stopped = book.stopped_early
+    return stopped is not None and book.stop_due(stopped.step, request.evaluation.patience) is not None
 
 
 def _configure_client(url: str) -> None:

@@ -9,6 +9,7 @@ from pydantic import Field, TypeAdapter
 
 from mem_core.domain.checkpoint import CheckpointVerdict
 from mem_core.domain.environment import EnvironmentReport
+from mem_core.domain.evaluation import SetFigures, StoppedEarly
 from mem_core.domain.plan import CandidatePlan, MemoryPlanChange
 from mem_core.domain.policy import PolicyDecision
 from mem_core.domain.run import DataSummary
@@ -175,6 +176,14 @@ class Evaluated(Value):
     validation_loss: float
     validation_rows: int | None = Field(default=None, description="Held-out rows that it is the loss of.")
     validation_rows_total: int | None = Field(default=None, description="All held-out rows.")
+    sets: dict[str, SetFigures] = Field(default={}, description="Every set by its name, the first of them above; empty in older journals.")
+
+
+class RunStoppedEarly(Value):
+    """The loss of the first set has not fallen for as many evaluations as the request has patience for: the run ends here, completed."""
+
+    event: Literal["stopped_early"] = "stopped_early"
+    stopped: StoppedEarly
 
 
 class TimeSpent(Value):
@@ -212,7 +221,7 @@ class RunEnded(Value):
 Event = Annotated[
     AttemptStarted | DoctorReported | DataPrepared | PolicyDecided | SegmentStarted | MemoryPlanChanged | SegmentEnded | CheckpointSealed
     | CheckpointCommitted | CheckpointJudged | CheckpointRemoved | CheckpointMirrored | Resumed | OomAbsorbed | FaultMet | Recovered
-    | BatchSkipped | Evaluated | TimeSpent | Noted | RunEnded,
+    | BatchSkipped | Evaluated | RunStoppedEarly | TimeSpent | Noted | RunEnded,
     Field(discriminator="event"),
 ]  # fmt: skip
 EVENT_ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from mem_core.domain.evaluation import BestStep, SetFigures, StoppedEarly
 from mem_core.domain.plan import Hyperparams, MemoryPlanChange
 from mem_core.domain.units import Value
 
@@ -123,6 +124,11 @@ class RunResult(Value):
     validation_loss: float | None = None
     validation_rows: int | None = None
     validation_rows_total: int | None = None
+    evaluation: dict[str, SetFigures] = Field(default={}, description="The last figures of each set of held-out rows, by its name.")
+    best: BestStep | None = Field(
+        default=None, description="None without evaluation; its checkpoint stays where evaluation.keep_best asks."
+    )
+    stopped_early: StoppedEarly | None = Field(default=None, description="Where and why, if evaluation.patience ended the run.")
     tokens: int = 0
     tokens_per_s: float = 0.0
     restarts: int = 0
@@ -138,13 +144,6 @@ class RunResult(Value):
     device: str = ""
     report_url: str = ""
     run_folder: str = ""
-
-
-def rows_words(rows: int | None, rows_total: int | None) -> str:
-    """What a validation loss is the loss of: "1,107 rows", "2,048 of 90,000 rows, evenly spread"; empty where it was not written down."""
-    if rows is None or rows_total is None:
-        return ""
-    return f"{rows:,} rows" if rows >= rows_total else f"{rows:,} of {rows_total:,} rows, evenly spread"
 
 
 class RepeatedFailure(Value):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mem_core.core.recovery.mem_orchestrator import Train
+from mem_core.core.recovery.actions import Train
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.runtime.session.run_session import RunSession

@@ -1,6 +1,7 @@
 """A `RunResult` as people see it in a notebook or as text; light imports only."""
 
-from mem_core.domain.run import BETWEEN_ATTEMPTS, RunResult, rows_words
+from mem_core.domain.evaluation import rows_words
+from mem_core.domain.run import BETWEEN_ATTEMPTS, RunResult
 from mem_core.domain.units import format_bytes, format_seconds
 from mem_core.infrastructure.telemetry.html import Html, element, escape, join
 
@@ -18,6 +19,12 @@ def result_facts(result: RunResult) -> list[tuple[str, str]]:
             "loss",
             f"{_number(result.loss_first)} → {_number(result.loss_last)}, validation {_validation(result)}",
         ),
+        *(
+            (f"held out: {name}" if len(result.evaluation) > 1 else "held out", figures.words())
+            for name, figures in result.evaluation.items()
+        ),
+        ("best", f"step {result.best.step:,}, {result.best.metric} {result.best.value:.4f}" if result.best else ""),
+        ("stopped early", f"after step {result.stopped_early.step:,}" if result.stopped_early else ""),
         ("tokens", f"{result.tokens:,} at {result.tokens_per_s:,.0f} a second"),
         ("goodput", f"{goodput.fraction:.1%} of {format_seconds(goodput.lived_s)}"),
         ("faults", f"{len(result.faults):,} met, {num_recovered:,} recoveries measured, {result.restarts:,} restarts"),

@@ -22,6 +22,7 @@ class ProgressView:
     restarts: int = 0
     phase: str = ""
     steps_per_epoch: float | None = None
+    validation_loss: float | None = None
 
     @property
     def epochs(self) -> float | None:
@@ -68,6 +69,7 @@ def _describe_training(view: ProgressView, eta_s: float | None) -> str:
         view.phase,
         f"eta {format_seconds(eta_s)}" if eta_s is not None else "",
         f"loss {view.loss:.4f}" if view.loss is not None else "",
+        f"held out {view.validation_loss:.4f}" if view.validation_loss is not None else "",
         f"validated {view.validated_step:,}" if view.validated_step is not None else "",
         f"restarts {view.restarts}" if view.restarts else "",
         f"{view.tokens_per_s:,.0f} tok/s" if view.tokens_per_s is not None else "",

@@ -3,7 +3,8 @@
 import math
 from datetime import UTC, datetime
 
-from mem_core.domain.run import BETWEEN_ATTEMPTS, RunResult, rows_words
+from mem_core.domain.evaluation import rows_words
+from mem_core.domain.run import BETWEEN_ATTEMPTS, RunResult
 from mem_core.domain.units import format_bytes, format_seconds
 from mem_core.infrastructure.telemetry.html import Cell, Html, chip, counted, element, escape, join, table
 from mem_core.infrastructure.telemetry.report_data import ReportData

@@ -23,6 +23,7 @@ class SegmentWatch:
     standing: Standing
     memory_limit_bytes: int
     steps_per_epoch: float | None = None
+    validation_loss: float | None = None
     notices: Notices = field(init=False)
     _fault: tuple[str, float] | None = None
     _last_chores_s: float = 0.0
@@ -58,7 +59,7 @@ class SegmentWatch:
         view = progress_view(
             beats, total_steps=self.attempt.request.training.max_steps, segment_index=segment_index,
             validated_step=standing.validated_step, restarts=standing.restarts, memory_limit_bytes=self.memory_limit_bytes,
-            steps_per_epoch=self.steps_per_epoch,
+            steps_per_epoch=self.steps_per_epoch, validation_loss=self.validation_loss,
         )  # fmt: skip
         self.attempt.progress.update(view)
         self.notices.look_for_stragglers(beats)
