@@ -25,6 +25,7 @@ from mem_core.infrastructure.machine.store import is_remote
 from mem_core.infrastructure.request.file import load_request
 from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.telemetry.progress import ProgressDisplay
+from mem_core.runtime.session.export_service import is_wanted, standing_export
 from mem_core.runtime.session.opening.stages import OpeningOptions
 from tasks.running import DRIVEN, Surroundings
 
@@ -87,6 +88,8 @@ def result_if_finished(folder: Path, request: RuntimeRequest, allow_reshard: boo
     result = run_status(folder)
     if result.status != "completed" or not (result.applied_steps >= request.training.max_steps or _stays_stopped(folder, request)):
         return None
+    if is_wanted(request) and standing_export(folder, result.applied_steps, result.weights_digest) is None:
+        return None  # every step is done, and the model folder that the run ends with is not there
     if result.mirror is not None and result.mirror.behind and (is_remote(request.store) or request.checkpoint.mirror is not None):
         return None  # every step is done, and its copy is not where it was asked to be
     return result.model_copy(update={"device": record.device, "run_folder": str(folder.absolute())})

@@ -10,6 +10,7 @@ from pydantic import Field, TypeAdapter
 from mem_core.domain.checkpoint import CheckpointVerdict
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.evaluation import SetFigures, StoppedEarly
+from mem_core.domain.exports import ExportSummary
 from mem_core.domain.plan import CandidatePlan, MemoryPlanChange
 from mem_core.domain.policy import PolicyDecision
 from mem_core.domain.run import DataSummary
@@ -186,6 +187,13 @@ class RunStoppedEarly(Value):
     stopped: StoppedEarly
 
 
+class Exported(Value):
+    """The end of the run as a model folder, or why there is none."""
+
+    event: Literal["exported"] = "exported"
+    summary: ExportSummary
+
+
 class TimeSpent(Value):
     """Seconds by goodput bucket since the previous `time_spent` of this attempt."""
 
@@ -221,7 +229,7 @@ class RunEnded(Value):
 Event = Annotated[
     AttemptStarted | DoctorReported | DataPrepared | PolicyDecided | SegmentStarted | MemoryPlanChanged | SegmentEnded | CheckpointSealed
     | CheckpointCommitted | CheckpointJudged | CheckpointRemoved | CheckpointMirrored | Resumed | OomAbsorbed | FaultMet | Recovered
-    | BatchSkipped | Evaluated | RunStoppedEarly | TimeSpent | Noted | RunEnded,
+    | BatchSkipped | Evaluated | RunStoppedEarly | Exported | TimeSpent | Noted | RunEnded,
     Field(discriminator="event"),
 ]  # fmt: skip
 EVENT_ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)

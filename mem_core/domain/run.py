@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from mem_core.domain.evaluation import BestStep, SetFigures, StoppedEarly
+from mem_core.domain.exports import ExportSummary
 from mem_core.domain.plan import Hyperparams, MemoryPlanChange
 from mem_core.domain.units import Value
 
@@ -141,6 +142,7 @@ class RunResult(Value):
     goodput: Goodput = Goodput()
     memory: MemorySummary = MemorySummary()
     data: DataSummary | None = Field(default=None, description="None where no data was prepared yet, or by an older version.")
+    export: ExportSummary | None = Field(default=None, description="The model folder at the end; None where none was to be made.")
     device: str = ""
     report_url: str = ""
     run_folder: str = ""

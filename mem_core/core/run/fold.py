@@ -24,6 +24,7 @@ from mem_core.domain.events import (
     DoctorReported,
     Evaluated,
     Event,
+    Exported,
     FaultMet,
     JournalLine,
     MemoryPlanChanged,
@@ -38,6 +39,7 @@ from mem_core.domain.events import (
     SegmentStarted,
     TimeSpent,
 )
+from mem_core.domain.exports import ExportSummary
 from mem_core.domain.plan import MemoryPlanChange
 from mem_core.domain.run import DataSummary, DecidedSegment, MemorySummary, PolicyCounts, RunResult, RunState, RunStatus
 from mem_core.domain.segment import SegmentCompleted, SegmentInterrupted
@@ -85,6 +87,7 @@ class RunFold:
         self._data: DataSummary | None = None
         self._peak_bytes = 0
         self._book = EvaluationBook()
+        self._export: ExportSummary | None = None
 
     def add(self, line: JournalLine) -> None:
         """Take the next line."""
@@ -142,6 +145,8 @@ class RunFold:
                 self._failures.recovered(event)
             case CheckpointSealed() | BatchSkipped() | Noted() | AttemptStarted() | RunEnded() | TimeSpent():
                 pass
+            case Exported():
+                self._export = event.summary
             case Evaluated() | RunStoppedEarly():
                 pass  # the book has them
             case _:
@@ -204,6 +209,7 @@ class RunFold:
             goodput=self._time.total(),
             memory=self._memory(),
             data=self._data,
+            export=self._export if self._export and self._export.step == line.applied_steps else None,
             device=self._report.device if self._report else "",
             report_url=report_url,
             run_folder=run_folder,

@@ -37,6 +37,7 @@ def result_facts(result: RunResult) -> list[tuple[str, str]]:
         ("trajectory digest", result.trajectory_digest),
         ("weights digest", result.weights_digest),
         ("message", result.message),
+        ("export", (result.export.folder or f"none: {result.export.problem}") if result.export else ""),
         ("report", result.report_url),
         ("run folder", result.run_folder),
     ]

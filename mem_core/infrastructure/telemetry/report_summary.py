@@ -2,6 +2,7 @@
 
 import math
 from datetime import UTC, datetime
+from pathlib import Path
 
 from mem_core.domain.evaluation import rows_words
 from mem_core.domain.run import BETWEEN_ATTEMPTS, RunResult
@@ -108,8 +109,15 @@ def _numbers(data: ReportData) -> list[tuple[str, str, str]]:
             f"{counts.written:,} written, {counts.rejected:,} rejected, {counts.kept:,} kept",
         ),
         *([("Remote copies", str(result.mirror.at_step or "none"), f"{result.mirror} in {result.mirror.url}")] if result.mirror else []),
+        *_model_folder(result),
         ("Policy", counted(result.policy.decisions, "decision"), f"{result.policy.clamped:,} clamped, {result.policy.refused:,} refused"),
     ]
+
+
+def _model_folder(result: RunResult) -> list[tuple[str, str, str]]:
+    if result.export is None:
+        return []
+    return [("Model folder", Path(result.export.folder).name or "none", result.export.folder or result.export.problem)]
 
 
 def _number(value: float | None) -> str:

@@ -21,6 +21,7 @@ from mem_core.runtime.session.attempt import Attempt
 from mem_core.runtime.session.checkpoint_service import CheckpointService, SaveResult
 from mem_core.runtime.session.ending import Ending
 from mem_core.runtime.session.evaluation_service import EvaluationService
+from mem_core.runtime.session.export_service import ExportService
 from mem_core.runtime.session.segment_outcomes import SegmentFailed
 from mem_core.runtime.session.segment_service import SegmentService
 
@@ -39,6 +40,7 @@ class RunSession:
     advice: AdviceService
     ending: Ending
     evaluations: EvaluationService
+    exports: ExportService
     failures: FailureCount = field(default_factory=FailureCount)
     _hyperparams: dict[int, Hyperparams] = field(default_factory=dict[int, Hyperparams])
 
@@ -194,12 +196,15 @@ class RunSession:
     # -- endings --------------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """After the last step was proven: the held-out rows once more, unless an earlier attempt did, and why it was the last."""
+        """After the last step was proven: the held-out rows once more, unless an earlier attempt did, why it was the last, and the model
+        folder that a run on a model folder ends with."""
         step = self.segments.ranks.locate().applied_steps
         while not self.evaluations.is_done(step):  # bounded: it is given up after some tries
             self.evaluations.evaluate(step, may_leave=False)
         if step < self.attempt.request.training.max_steps:
             self.evaluations.stopped(step)
+        self.segments.close()  # no step comes after it, and the export wants the memory
+        self.exports.export(step, self.result().weights_digest)
 
     def interrupted(self) -> Interrupted:
         """The error of an attempt that was asked to stop and has committed what it had."""

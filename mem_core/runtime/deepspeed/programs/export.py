@@ -1,25 +1,32 @@
-"""A checkpoint as a Hugging Face folder: `python -m mem_core.runtime.deepspeed.programs.export CHECKPOINT_FOLDER RUN_FOLDER OUTPUT`.
+"""A checkpoint as a Hugging Face folder: `python -m mem_core.runtime.deepspeed.programs.export`, or a process beside the driver.
 
 Runs in a process of its own, since it imports DeepSpeed. ZeRO shards are merged by DeepSpeed's own converter, which unpickles
 without an allow-list; so nothing is read before the integrity validator has proven every file, and what comes out must have
-the weights digest that was recorded when the checkpoint was saved. Standard input is the manifest key, empty where there is none.
+the weights digest that was recorded when the checkpoint was saved.
 """
 
 import sys
+import traceback
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mem_core.core.run.record import RunRecord, record_of
+from mem_core.core.run.fold import fold_result
+from mem_core.core.run.model_card import model_card
+from mem_core.core.run.record import record_of
+from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.checkpoint import CheckpointManifest
-from mem_core.domain.errors import MemError, NoValidCheckpoint
+from mem_core.domain.errors import InternalError, MemError, NoValidCheckpoint
+from mem_core.domain.exports import MARK_NAME, ExportMark, ExportOrder
 from mem_core.infrastructure.storage.disk import OsDisk
 from mem_core.runtime.checkpoint_manager.inspection.file_checks import read_manifest
 from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import ManifestDamaged
 from mem_core.runtime.checkpoint_manager.inspection.validator import IntegrityValidator
 from mem_core.runtime.deepspeed.trainable import trainable_of, weights_digest
 from mem_core.runtime.models.build import clean_name, save_pretrained_folder
+from mem_core.runtime.models.facts import describe_model
 
 
 def proven_manifest(folder: Path, key: bytes | None = None) -> CheckpointManifest:
@@ -52,9 +59,9 @@ def merged_state(folder: Path, manifest: CheckpointManifest) -> dict[str, torch.
     return {clean_name(name): tensor for name, tensor in named.items()}
 
 
-def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """A float32 copy with storage of its own: merged tensors are views of one flat buffer, which safetensors refuses."""
-    return tensor.detach().to(torch.float32, copy=True)
+def _own(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A copy with storage of its own: merged tensors are views of one flat buffer, which safetensors refuses."""
+    return tensor.detach().to(dtype, copy=True)
 
 
 def _once(named: dict[str, torch.Tensor]) -> tuple[str, ...]:
@@ -65,13 +72,14 @@ def _once(named: dict[str, torch.Tensor]) -> tuple[str, ...]:
     return tuple(found.values())
 
 
-def export(folder: Path, record: RunRecord, output: Path, key: bytes | None = None) -> str:
-    """Write the Hugging Face folder; returns the weights digest, which equals the manifest's.
+def export(order: ExportOrder) -> ExportMark:
+    """Write the model folder; the weights digest in its mark equals the manifest's.
 
     Raises:
         NoValidCheckpoint: the checkpoint is bad, or the merged weights are not those that were saved.
     """
-    manifest = proven_manifest(folder, key)
+    folder, record = Path(order.checkpoint), record_of(Path(order.run_folder))
+    manifest = proven_manifest(folder, order.key.encode() or None)
     merged = merged_state(folder, manifest)
     trained = tuple(manifest.parameters) or _once(merged)
     digest = weights_digest((name, merged[name]) for name in trained)
@@ -80,16 +88,38 @@ def export(folder: Path, record: RunRecord, output: Path, key: bytes | None = No
             f"the merged weights of step {manifest.step} are not those that were saved",
             value=digest[:16], bound=manifest.weights_digest[:16], remedy="Report this as a bug.",
         )  # fmt: skip
+    cache_dir = Path(order.cache_dir) if order.cache_dir else None
+    dtype = describe_model(record.request.model.source, cache_dir).stored_dtype if order.dtype == "auto" else order.dtype
+    mark = ExportMark(run_id=record.run_id, step=manifest.step, dtype=dtype, weights_digest=digest)
     state = trainable_of(record.request).exported(merged, trained)
-    save_pretrained_folder(record.request.model, {name: _own(tensor) for name, tensor in state.items()}, output)
-    return digest
+    tensors = {name: _own(tensor, getattr(torch, dtype)) for name, tensor in state.items()}
+    card = model_card(record, fold_result(read_journal(Path(order.run_folder) / "journal")), manifest.step, dtype, digest)
+    save_pretrained_folder(record.request.model, tensors, Path(order.output), cache_dir, lambda staging: _describe(staging, card, mark))
+    return mark
 
 
-def main(argv: list[str]) -> int:
-    """Export one checkpoint; the last line of standard output is the digest."""
+def _describe(staging: Path, card: str, mark: ExportMark) -> None:
+    """The model card, and last of all the mark, which names every other file."""
+    (staging / "README.md").write_text(card, encoding="utf-8")
+    files = {str(path.relative_to(staging)): path.stat().st_size for path in sorted(staging.rglob("*")) if path.is_file()}
+    (staging / MARK_NAME).write_text(mark.model_copy(update={"files": files}).model_dump_json(indent=1), encoding="utf-8")
+
+
+def export_main(connection: Connection) -> None:
+    """Entry of a process beside the driver: takes an `ExportOrder` as JSON, answers with the mark as JSON, or the error."""
     try:
-        record = record_of(Path(argv[1]))
-        sys.stdout.write(export(Path(argv[0]), record, Path(argv[2]), sys.stdin.buffer.read() or None) + "\n")
+        connection.send(export(ExportOrder.model_validate_json(connection.recv())).model_dump_json())
+    except MemError as exc:
+        connection.send(exc)
+    except Exception as exc:  # noqa: BLE001 - the last edge of a process: the owner is told
+        traceback.print_exc()
+        connection.send(InternalError(f"{type(exc).__name__}: {exc}"[:500], remedy="Read logs/export.log and report it."))
+
+
+def main() -> int:
+    """Export one checkpoint, its `ExportOrder` as JSON on standard input; the last line of standard output is the mark as JSON."""
+    try:
+        sys.stdout.write(export(ExportOrder.model_validate_json(sys.stdin.buffer.read())).model_dump_json() + "\n")
     except MemError as exc:
         sys.stderr.write(f"{exc}\n")
         return exc.exit_code
@@ -97,4 +127,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

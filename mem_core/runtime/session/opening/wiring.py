@@ -24,6 +24,7 @@ from mem_core.runtime.session.attempt import Attempt
 from mem_core.runtime.session.checkpoint_service import BornWith, CheckpointService
 from mem_core.runtime.session.ending import Ending
 from mem_core.runtime.session.evaluation_service import EvaluationService
+from mem_core.runtime.session.export_service import ExportService
 from mem_core.runtime.session.live_ranks import LiveRanks, RanksSetup, Standing
 from mem_core.runtime.session.memory_service import MemoryService
 from mem_core.runtime.session.opening.prepare_service import with_model_at_hand
@@ -70,7 +71,9 @@ def wire(held: Held, ranks: Ranks, request: RuntimeRequest, rows: PreparedRows, 
     segments.watch.logs.bound()
     ending = Ending(attempt, segments, validator, ranks, held.remote)
     evaluations = EvaluationService(attempt, segments, bool(spec.evaluation_sets), book)
-    return RunSession(attempt, segments, checkpoints, _advice(attempt, held, record), ending, evaluations, failures)
+    settings = held.order.settings
+    exports = ExportService(attempt, held.server, settings.model_cache_dir, settings.manifest_key or "")
+    return RunSession(attempt, segments, checkpoints, _advice(attempt, held, record), ending, evaluations, exports, failures)
 
 
 def fresh_position(request: RuntimeRequest, first_plan_changes: tuple[MemoryPlanChange, ...] = ()) -> TrainingPosition:
