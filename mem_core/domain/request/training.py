@@ -57,7 +57,7 @@ class TrainingSection(Section):
         for one, other in (("epochs", "max_steps"), ("warmup_ratio", "warmup_steps")):
             value, default = getattr(self, other), type(self).model_fields[other].default
             if getattr(self, one) is not None and value != default:
-                raise ValueError(f"{one} {getattr(self, one):g} and {other} {value} are both set; leave one of them out")
+                raise ValueError(f"both {one} {getattr(self, one):g} and {other} {value} are set; leave one of them out")
         return self
 
     @model_validator(mode="after")
