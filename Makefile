@@ -8,22 +8,28 @@ TEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo ui test test-all lint bench
+INSTALL := $(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt
 
 help:  ## what each target does
 	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 12
 
 setup: .venv/.installed  ## make .venv and install the tested versions into it
 
-.venv/.installed: pyproject.toml constraints.txt
+# What runs need, without what only tests need.
+.venv/.runs: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing the tested versions into .venv (once; some minutes)"
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	$(INSTALL) -e .
 	touch $@
 
-demo: setup  ## train a small model on real text; kill it and give the command again
+.venv/.installed: .venv/.runs
+	$(INSTALL) -e '.[dev]'
+	touch $@
+
+demo: .venv/.runs  ## train a small model on real text; kill it and give the command again
 	$(BIN)/mem train deployments/demo.yaml
 
-ui: setup  ## a local Prefect server with its UI, the deployments, and a process that runs them
+ui: .venv/.runs  ## a local Prefect server with its UI, the deployments, and a process that runs them
 	$(BIN)/mem serve
 
 test: setup  ## the tests that CI runs
@@ -37,5 +43,5 @@ lint: setup  ## ruff and pyright
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-bench: setup  ## measured ratios, printed as medians
-	@for file in $$(grep -l ArgumentParser tests/benchmarks/*.py); do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+bench: setup  ## measured ratios, printed as medians with their spread
+	@for file in $$(grep -l "from measuring import" tests/benchmarks/*.py); do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done

@@ -10,101 +10,10 @@ from pathlib import Path
 from types import FrameType
 
 from flows.commands.output import report_error, run_folder
+from flows.parser import build_parser
 from mem_core.domain.errors import InternalError, Interrupted, MemError
 from mem_core.infrastructure.machine.process_facts import refuse_lost_working_folder
 from mem_core.infrastructure.telemetry.streams import secure_standard_streams, why_lost
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """All verbs and their arguments."""
-    parser = argparse.ArgumentParser(prog="mem", description="LLM training runs that survive what happens to them.")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    train = _request_verb(verbs, "train", "run a request to its end; the same command again resumes it")
-    reshard = "go on with other parallel.num_ranks or parallel.zero_stage: the newest checkpoint is converted and proven first"
-    train.add_argument("--allow-reshard", action="store_true", help=reshard)
-    _request_verb(verbs, "doctor", "examine this machine for a request; changes nothing")
-    drill = _request_verb(verbs, "drill", "train under real faults, then an undisturbed twin, and compare; exit 0 only if all was survived")
-    drill.add_argument("--seed", type=int, default=None, help="seed of the fault plan; the same seed plans the same faults")
-    _request_verb(verbs, "prove-resume", "N steps straight against N steps in three pieces with kills, to the bit")
-    for verb, text in (("status", "where a run stands"), ("report", "write report.html anew"), ("logs", "last lines of a run's workers")):
-        _run_verb(verbs, verb, text)
-    stop = _run_verb(verbs, "stop", "ask the process that holds a run to commit and stop")
-    stop.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="how long to wait for it")
-    _checkpoint_verbs(verbs)
-    _export_verb(verbs)
-    _policy_verbs(verbs)
-    _serve_verb(verbs)
-    return parser
-
-
-def _request_verb(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str) -> argparse.ArgumentParser:
-    verb = verbs.add_parser(name, help=text, description=text)
-    verb.add_argument("request", metavar="REQUEST.yaml", help="request file (YAML or JSON), - for standard input")
-    verb.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="overrides",
-        help="override one value, such as training.max_steps=200",
-    )
-    verb.add_argument("--json", action="store_true", help="print one JSON object on standard output")
-    return verb
-
-
-def _run_verb(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str) -> argparse.ArgumentParser:
-    verb = verbs.add_parser(name, help=text, description=text)
-    verb.add_argument("run", metavar="RUN", help="run id (with --store) or path of a run folder")
-    verb.add_argument("--store", default="./runs", help="folder that holds run folders")
-    verb.add_argument("--json", action="store_true", help="print one JSON object on standard output")
-    return verb
-
-
-def _checkpoint_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    group = verbs.add_parser("checkpoints", help="list or verify a run's checkpoints").add_subparsers(dest="action", required=True)
-    _run_verb(group, "list", "every checkpoint and its verdict")
-    verify = _run_verb(group, "verify", "read and hash everything; exit 74 if anything is bad")
-    verify.add_argument("--deep", action="store_true", help="also restore each in fresh processes and take two steps")
-    export = _run_verb(group, "export", "a proven checkpoint as a Hugging Face folder")
-    export.add_argument("--step", type=int, default=None, help="which one; default the newest valid")
-    export.add_argument("--output", type=Path, default=None, metavar="FOLDER", help="default RUN/export/step-N")
-    for name, text in (("pin", "keep a checkpoint for ever"), ("unpin", "let rotation decide again")):
-        _run_verb(group, name, text).add_argument("--step", type=int, required=True, help="step of the checkpoint")
-
-
-def _export_verb(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    export = _run_verb(verbs, "export", "a run's weights as a model folder that transformers loads")
-    which = export.add_mutually_exclusive_group()
-    which.add_argument("--best", action="store_true", help="the step with the lowest loss of held-out rows")
-    which.add_argument("--step", type=int, default=None, help="which one; default the newest valid")
-    formats = ("auto", "float32", "bfloat16", "float16")
-    export.add_argument("--dtype", choices=formats, default="auto", help="number format; auto is that of the source")
-    export.add_argument("--output", type=Path, default=None, metavar="FOLDER", help="default RUN/export, or RUN/export/step-N for one step")
-
-
-def _policy_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    group = verbs.add_parser("policy", help="evaluate, replay or explain policy decisions").add_subparsers(dest="action", required=True)
-    evaluate = _request_verb(group, "evaluate", "what would happen to a directive, without a run")
-    evaluate.add_argument("--directive", metavar="FILE_OR_-", help="the planner's reply")
-    _run_verb(group, "replay", "recompute every recorded decision and report differences")
-    _run_verb(group, "explain", "decisions in words")
-
-
-def _serve_verb(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    text = "a local Prefect server with its UI, the deployments, and a process that runs them"
-    verb = verbs.add_parser("serve", help=text, description=text)
-    verb.add_argument("--file", metavar="PREFECT.yaml", help="deployments to serve; default deployments/prefect.yaml of MEM")
-    verb.add_argument("--port", type=int, default=4200, help="port of the local server (not used with PREFECT_API_URL)")
-    verb.add_argument("--limit", type=int, default=4, help="flow runs at the same time")
-    verb.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        dest="hosts",
-        help="another name under which a tunnel or an ingress leads to the local server; may be given several times",
-    )
-    verb.set_defaults(json=False)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -178,12 +87,33 @@ def run_verb(arguments: argparse.Namespace) -> int:
             return export_run(folder, wanted, arguments.dtype, arguments.output, arguments.json)
         case "policy":
             return _policy(arguments)
+        case "runs":
+            from flows.commands.runs import list_runs
+
+            return list_runs(arguments.store, arguments.json)
+        case "init":
+            return _init(arguments)
+        case "completion":
+            import shtab
+
+            print(shtab.complete(build_parser(), arguments.shell))
+            return 0
         case "serve":
             from flows.server.serve import DEPLOYMENTS_FILE, serve
 
             return serve(Path(arguments.file) if arguments.file else DEPLOYMENTS_FILE, arguments.port, arguments.limit, arguments.hosts)
         case _:
             return _inspect(arguments)
+
+
+def _init(arguments: argparse.Namespace) -> int:
+    from flows.commands.init import init
+
+    given = {
+        "run_id": arguments.run_id, "model": arguments.model, "data": arguments.data, "steps": arguments.steps,
+        "rate": arguments.learning_rate,
+    }  # fmt: skip
+    return init(arguments.output, given, arguments.json)
 
 
 def _checkpoints(arguments: argparse.Namespace) -> int:
@@ -196,7 +126,11 @@ def _checkpoints(arguments: argparse.Namespace) -> int:
         case "pin" | "unpin":
             from flows.commands.export import pin_checkpoint
 
-            return pin_checkpoint(folder, arguments.step, arguments.action == "pin")
+            pinned = arguments.action == "pin"
+            code = pin_checkpoint(folder, arguments.step, pinned)
+            if arguments.json:
+                print(json.dumps({"step": arguments.step, "pinned": pinned}))
+            return code
         case "list":
             from flows.commands.checkpoints import list_checkpoints
 
@@ -237,14 +171,19 @@ def _inspect(arguments: argparse.Namespace) -> int:
             else:
                 print(report_commands.run_status_text(folder), file=sys.stderr)
         case "report":
-            path = report_commands.run_report(folder)
-            print(path.absolute().as_uri())
+            url = report_commands.run_report(folder).absolute().as_uri()
+            print(json.dumps({"report": url}) if arguments.json else url)
         case "logs":
-            return report_commands.print_logs(folder)
+            from flows.commands.logs import print_logs
+
+            return print_logs(folder, workers=arguments.workers, follow=arguments.follow, as_json=arguments.json, num_lines=arguments.lines)
         case "stop":
             from flows.commands.stop import stop_run
 
-            return stop_run(folder, arguments.wait)
+            code = stop_run(folder, arguments.wait)
+            if arguments.json:
+                print(json.dumps({"run": folder.name, "stopped": code == 0}))
+            return code
         case _:
             raise InternalError(f"unknown verb {arguments.verb}", remedy="Report this as a bug.")
     return 0

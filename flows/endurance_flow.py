@@ -15,7 +15,7 @@ from flows.context import (
     shown_in_prefect,
     with_key_from_block,
 )
-from flows.mem_flow import mem_flow
+from flows.mem_flow import OrderedStops, mem_flow
 from mem_core.core.recovery.actions import Train
 from mem_core.domain.errors import Interrupted
 from mem_core.domain.request import RuntimeRequest
@@ -67,6 +67,7 @@ def drive_request(request: RuntimeRequest, allow_reshard: bool = False, as_born:
     try:
         return run_to_end(shown_in_prefect(order))
     except Interrupted as exc:
+        OrderedStops.tell_in_one_line()
         return Cancelled(message=str(exc))
 
 

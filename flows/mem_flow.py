@@ -1,10 +1,11 @@
 """MEM's kind of Prefect flow: says what is wrong with its parameters in MEM's words, and runs in a notebook without a server."""
 
+import logging
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from prefect import Flow
-from prefect.exceptions import ParameterTypeError
+from prefect.exceptions import CancelledRun, ParameterTypeError
 
 from mem_core.domain.errors import Interrupted, RequestError
 from mem_core.domain.request import RuntimeRequest
@@ -12,6 +13,25 @@ from mem_core.infrastructure.request.file import parse_request
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class OrderedStops(logging.Filter):
+    """A run that ended because somebody asked for it: one line in Prefect's log in place of its engine's traceback."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Always true; such a record is made plain."""
+        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        if isinstance(error, CancelledRun):
+            record.msg, record.args, record.exc_info, record.exc_text = f"cancelled as asked: {error}", (), None, None
+            record.levelno, record.levelname = logging.INFO, "INFO"
+        return True
+
+    @classmethod
+    def tell_in_one_line(cls) -> None:
+        """In this process, from now on; once is enough."""
+        logger = logging.getLogger("prefect.flow_runs")
+        if not any(isinstance(each, cls) for each in logger.filters):
+            logger.addFilter(cls())
 
 
 class MemFlow(Flow[P, R]):

@@ -12,7 +12,7 @@ from flows.prefect_view.curves import Curve, curve_svg
 from mem_core.domain.run import RunResult
 from mem_core.infrastructure.telemetry.metrics import read_metrics
 from mem_core.infrastructure.telemetry.notebook import result_html
-from mem_core.infrastructure.telemetry.progress_views import PreparingView, ProgressView, View, describe
+from mem_core.infrastructure.telemetry.progress import PreparingView, ProgressView, View, describe
 from tasks.running import DRIVEN, Surroundings
 
 REDRAW_S = 0.5

@@ -23,6 +23,7 @@ from mem_core.infrastructure.machine.process_facts import refuse_lost_working_fo
 from mem_core.infrastructure.machine.store import local_path
 
 DEADLINE_S = 3_600.0
+PROBE = "flows.commands.restore_probe"
 
 
 @mem_flow(name="restore-drill", flow_run_name="drill-{run_id}", persist_result=False, validate_parameters=True)
@@ -66,7 +67,7 @@ def prove_newest(folder: str, level: str) -> list[dict[str, Any]]:
         NoValidCheckpoint: the run has none. MemError: it cannot be judged. InternalError: the process gave no answer.
     """
     try:
-        done = run_to_end([sys.executable, "-m", "flows.commands.restore_probe", folder, str(os.getpid()), level], timeout_s=DEADLINE_S)
+        done = run_to_end([sys.executable, "-P", "-m", PROBE, folder, str(os.getpid()), level], timeout_s=DEADLINE_S)
     except subprocess.TimeoutExpired as exc:
         raise InternalError(f"no verdict within {DEADLINE_S:.0f} s", remedy="Is the disk that slow? Report it otherwise.") from exc
     try:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from mem_core.core.doctor.environment_doctor import EnvironmentDoctor, error_of, with_failed_trial
 from mem_core.core.policy.local_policy_engine import LocalPolicyEngine
+from mem_core.core.results.length import going_on_in_steps, in_steps, length_of, length_words
 from mem_core.core.run.belonging import CheckpointWords, birth_of
 from mem_core.core.run.holder import observe_holder
 from mem_core.core.run.journal_check import check_journal
-from mem_core.core.run.length import going_on_in_steps, in_steps, length_of, length_words
 from mem_core.core.run.reconcile import reconcile
 from mem_core.core.run.record import RunRecord, has_record
 from mem_core.core.run.reshard import allow_other_shape, reshaped, shape_of, with_shape

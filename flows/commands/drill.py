@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mem_core.bootstrap import examine_only, live_root
 from mem_core.core.doctor.environment_doctor import error_of
-from mem_core.core.run.length import refuse_epochs
+from mem_core.core.results.length import refuse_epochs
 from mem_core.domain.errors import RequestError
 from mem_core.domain.fault_kinds import FAULT_KINDS, offered_kinds
 from mem_core.domain.request import ChaosSection, RuntimeRequest
@@ -85,7 +85,7 @@ def carry_out_drill(request: RuntimeRequest, seed: int | None = None) -> DrillRe
 
 def child_command(request_file: Path, on_built: str) -> list[str]:
     """What trains a request in a process that dies with this one."""
-    return [sys.executable, "-m", "flows.commands.drill_child", str(os.getpid()), on_built, str(request_file)]
+    return [sys.executable, "-P", "-m", "flows.commands.drill_child", str(os.getpid()), on_built, str(request_file)]
 
 
 def free_run_id(root: Path, wanted: str) -> str:

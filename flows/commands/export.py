@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.commands.checkpoints import UNCHECKED, signature_key
-from mem_core.core.run.evaluations import EvaluationBook
+from mem_core.core.results.evaluations import EvaluationBook
 from mem_core.core.run.identity import read_identity
 from mem_core.core.run.record import record_of
 from mem_core.core.run.state_manager import StateManager, read_journal
 from mem_core.domain.checkpoint import SIGNATURE_NAME, CheckpointExpectation, checkpoint_name
 from mem_core.domain.errors import NoValidCheckpoint, RequestError
-from mem_core.domain.exports import EXPORT_FOLDER, ExportDtype, ExportMark, ExportOrder
 from mem_core.domain.request import CheckpointSection
+from mem_core.domain.results.exports import EXPORT_FOLDER, ExportDtype, ExportMark, ExportOrder
 from mem_core.infrastructure.settings import Settings, child_environment
 from mem_core.infrastructure.storage.disk import OsDisk
 from mem_core.runtime.checkpoint_manager.catalog import Catalog
@@ -84,7 +84,7 @@ def _export(folder: Path, step: int, output: Path, dtype: ExportDtype, as_json: 
         cache_dir=str(settings.model_cache_dir.absolute()), key=settings.manifest_key or "",
     )  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-m", "mem_core.runtime.deepspeed.programs.export"],
+        [sys.executable, "-P", "-m", "mem_core.runtime.deepspeed.programs.export"],
         env=child_environment(settings, device="cpu"), capture_output=True, text=True, check=False,
         input=order.model_dump_json(), timeout=EXPORT_DEADLINE_S,
     )  # fmt: skip

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from mem_core.domain.errors import MemError
 from mem_core.domain.run import RunResult
+from mem_core.infrastructure.storage.reading import local_name
 
 
 def run_folder(run: str, store: str) -> Path:
     """RUN as a folder: a path if it is one, else a run id under the store."""
-    path = Path(run)
-    return path if os.path.isdir(path / "journal") or "/" in run else Path(store) / run
+    path = Path(local_name(run))
+    return path if os.path.isdir(path / "journal") or "/" in run else Path(local_name(store)) / run
 
 
 def print_result(result: RunResult, as_json: bool) -> None:

@@ -15,7 +15,7 @@ from mem_core.infrastructure.machine.process_ties import die_with_parent
 
 def run_owned(arguments: Sequence[str], environment: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
     """Run `mem ARGUMENTS` to its end and return what it said. Ends with this thread, whatever ends it: SIGKILL, a cancel, an error."""
-    return run_to_end([sys.executable, "-m", "flows.commands.owned", str(os.getpid()), *arguments], environment)
+    return run_to_end([sys.executable, "-P", "-m", "flows.commands.owned", str(os.getpid()), *arguments], environment)
 
 
 def run_to_end(

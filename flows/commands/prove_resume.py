@@ -6,7 +6,7 @@ import time
 from flows.commands.drill import MAX_RUN_ID, child_command, free_run_id
 from mem_core.bootstrap import examine_only, live_root
 from mem_core.core.doctor.environment_doctor import error_of
-from mem_core.core.run.length import refuse_epochs
+from mem_core.core.results.length import refuse_epochs
 from mem_core.domain.errors import RequestError
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.units import Value

@@ -12,8 +12,8 @@ from flows.server.embedded import EmbeddedServer
 from flows.server.local_api import note_embedded
 from mem_core.bootstrap import examine_only, live_root, start_fork_server
 from mem_core.core.doctor.environment_doctor import error_of
-from mem_core.core.run.evaluations import EvaluationBook
-from mem_core.core.run.length import going_on_in_steps
+from mem_core.core.results.evaluations import EvaluationBook
+from mem_core.core.results.length import going_on_in_steps
 from mem_core.core.run.reconcile import reconcile
 from mem_core.core.run.record import read_record
 from mem_core.core.run.state_manager import read_journal
@@ -25,8 +25,8 @@ from mem_core.infrastructure.machine.store import is_remote
 from mem_core.infrastructure.request.file import load_request
 from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.telemetry.progress import ProgressDisplay
-from mem_core.runtime.session.export_service import is_wanted, standing_export
 from mem_core.runtime.session.opening.stages import OpeningOptions
+from mem_core.runtime.session.results.export_service import is_wanted, standing_export
 from tasks.running import DRIVEN, Surroundings
 
 

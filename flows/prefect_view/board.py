@@ -25,7 +25,7 @@ from mem_core.domain.events import (
 )
 from mem_core.domain.policy import PolicyDecision
 from mem_core.domain.segment import SegmentCompleted
-from mem_core.infrastructure.telemetry.progress_views import PreparingView, ProgressView, View
+from mem_core.infrastructure.telemetry.progress import PreparingView, ProgressView, View
 
 NUM_CHECKPOINTS = 12
 NUM_FAULTS = 20

@@ -7,8 +7,8 @@ from flows.prefect_view.curves import curve_svg, data_url
 from mem_core.domain.checkpoint import CheckpointVerdict
 from mem_core.domain.policy import PolicyDecision
 from mem_core.domain.units import format_bytes, format_seconds
-from mem_core.infrastructure.telemetry.evaluation_metrics import figures_of
-from mem_core.infrastructure.telemetry.progress_views import ProgressView, describe, epoch_words
+from mem_core.infrastructure.telemetry.metrics import figures_of
+from mem_core.infrastructure.telemetry.progress import ProgressView, describe, epoch_words
 
 STEPPING = ("", "forward", "backward", "step", "data")
 

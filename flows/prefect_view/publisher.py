@@ -19,8 +19,7 @@ from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.events import JournalLine
 from mem_core.domain.printable import printable
 from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, read_regular_text
-from mem_core.infrastructure.telemetry.progress import Progress
-from mem_core.infrastructure.telemetry.progress_views import View
+from mem_core.infrastructure.telemetry.progress import Progress, View
 
 QUEUE_LIMIT = 2_000
 TICK_S = 0.5

@@ -57,7 +57,7 @@ class EmbeddedServer:
         self.port = int(listener.getsockname()[1])
         self.url = f"http://{HOST}:{self.port}/api"
         self.database = database
-        program = [sys.executable, "-m", "flows.server.embedded", "serve", str(os.getpid()), str(listener.fileno())]
+        program = [sys.executable, "-P", "-m", "flows.server.embedded", "serve", str(os.getpid()), str(listener.fileno())]
         self._command = [*program, *hosts, str(self.port)]
         self._environment = environment
         self._log_path = database.with_name(f"{database.name}.log")
@@ -211,7 +211,7 @@ def migrate(database: Path, environment: dict[str, str]) -> None:
     """
     try:
         result = subprocess.run(
-            [sys.executable, "-m", "flows.server.embedded", "migrate", str(os.getpid())],
+            [sys.executable, "-P", "-m", "flows.server.embedded", "migrate", str(os.getpid())],
             env={**environment, **_database_setting(database)}, capture_output=True, text=True, timeout=MIGRATION_LIMIT_S, check=False,
         )  # fmt: skip
         problem = "" if result.returncode == 0 and database.exists() else result.stderr[-300:] or f"exit {result.returncode}"

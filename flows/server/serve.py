@@ -17,6 +17,7 @@ import yaml
 
 from flows.server.embedded import EmbeddedServer
 from flows.server.gate import allowed_hosts
+from flows.server.shipped import shipped
 from mem_core.domain.errors import EnvironmentUnfit, RequestError
 from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, read_regular_text
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
     from prefect.client.schemas.actions import DeploymentScheduleCreate
     from prefect.deployments.runner import RunnerDeployment
 
-DEPLOYMENTS_FILE = Path(__file__).parents[2] / "deployments" / "prefect.yaml"
-AUTOMATIONS_FILE = DEPLOYMENTS_FILE.with_name("automations.yaml")
+DEPLOYMENTS_FILE = shipped("prefect.yaml")
+AUTOMATIONS_FILE = shipped("automations.yaml")
+OWN_PACKAGES = ("flows", "tasks", "mem_core")
 SCHEDULE_FIELDS = ("cron", "day_or", "interval", "anchor_date", "rrule", "timezone")
 HEARTBEAT_S = "30"  # the shortest that Prefect allows; the automation that finds dead flows counts on it
 
@@ -41,6 +43,7 @@ def serve(file: Path = DEPLOYMENTS_FILE, port: int = 4200, limit: int = 4, hosts
     """
     entries, allowed = read_deployments(file), allowed_hosts(hosts)
     settings = Settings.from_environment()
+    _leave_folder_that_hides(settings.mem_home / "serve")
     server = None
     if settings.prefect_api_url is None:
         server = EmbeddedServer.start(settings, "serve", port=port, ui=True, allowed_hosts=allowed, note=_say)
@@ -57,6 +60,7 @@ def serve(file: Path = DEPLOYMENTS_FILE, port: int = 4200, limit: int = 4, hosts
 
 def _serve(entries: list[dict[str, Any]], api_url: str, limit: int) -> None:
     os.environ.update(PREFECT_API_URL=api_url, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE="false")
+    os.environ["PYTHONSAFEPATH"] = "1"  # flow runs import MEM, not a folder named `flows` where this was started
     os.environ.setdefault("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", HEARTBEAT_S)
     os.environ.setdefault("PREFECT_LOGGING_COLORS", "false")  # our standard error shows escape sequences as text
     import httpx
@@ -95,6 +99,18 @@ def _as_people_left_it(entry: dict[str, Any]) -> "RunnerDeployment":
     for note in notes:
         _say(note)
     return deployment
+
+
+def _leave_folder_that_hides(elsewhere: Path) -> None:
+    """Prefect imports a flow with the working folder first: a folder of somebody's own that is called `flows` would be taken for MEM's."""
+    here = Path.cwd()
+    if here == Path(__file__).parents[2]:
+        return
+    names = [name for name in OWN_PACKAGES if (here / name).exists() or (here / f"{name}.py").exists()]
+    if names:
+        elsewhere.mkdir(parents=True, exist_ok=True)
+        os.chdir(elsewhere)
+        _say(f"{here} has its own {', '.join(names)}, which would hide MEM's: runs work in {elsewhere}; give them absolute paths")
 
 
 def _greeting(entries: list[dict[str, Any]], url: str) -> str:

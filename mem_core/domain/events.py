@@ -9,10 +9,10 @@ from pydantic import Field, TypeAdapter
 
 from mem_core.domain.checkpoint import CheckpointVerdict
 from mem_core.domain.environment import EnvironmentReport
-from mem_core.domain.evaluation import SetFigures, StoppedEarly
-from mem_core.domain.exports import ExportSummary
 from mem_core.domain.plan import CandidatePlan, MemoryPlanChange
 from mem_core.domain.policy import PolicyDecision
+from mem_core.domain.results.evaluation import SetFigures, StoppedEarly
+from mem_core.domain.results.exports import ExportSummary
 from mem_core.domain.run import DataSummary
 from mem_core.domain.segment import SegmentOutcome
 from mem_core.domain.units import Value

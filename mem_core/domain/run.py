@@ -4,9 +4,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from mem_core.domain.evaluation import BestStep, SetFigures, StoppedEarly
-from mem_core.domain.exports import ExportSummary
 from mem_core.domain.plan import Hyperparams, MemoryPlanChange
+from mem_core.domain.results.evaluation import BestStep, SetFigures, StoppedEarly
+from mem_core.domain.results.exports import ExportSummary
 from mem_core.domain.units import Value
 
 RunStatus = Literal["completed", "interrupted", "failed", "running"]
@@ -108,6 +108,22 @@ class DataSummary(Value):
     notes: tuple[str, ...] = ()
 
 
+class LiveStep(Value):
+    """Where a run is right now, as its driver said at `time_unix_s`. `left_s`: until the last step, at the rate of the last minute."""
+
+    attempt: int
+    time_unix_s: float
+    segment_index: int
+    until_step: int
+    step: int
+    total_steps: int
+    steps_per_s: float | None = None
+    tokens_per_s: float | None = None
+    left_s: float | None = None
+    loss: float | None = None
+    phase: str = ""
+
+
 class RunResult(Value):
     """How a run ended (or stands). The frozen answer of `mem train --json` and of the flow."""
 
@@ -143,6 +159,7 @@ class RunResult(Value):
     memory: MemorySummary = MemorySummary()
     data: DataSummary | None = Field(default=None, description="None where no data was prepared yet, or by an older version.")
     export: ExportSummary | None = Field(default=None, description="The model folder at the end; None where none was to be made.")
+    live: LiveStep | None = Field(default=None, description="Where a run that goes on is right now; only `mem status` knows it.")
     device: str = ""
     report_url: str = ""
     run_folder: str = ""

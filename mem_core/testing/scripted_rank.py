@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from mem_core.domain.checkpoint import TrainingPosition
-from mem_core.domain.evaluation import SetFigures
 from mem_core.domain.plan import Hyperparams
+from mem_core.domain.results.evaluation import SetFigures
 from mem_core.domain.segment import Evidence, WorkerError
 from mem_core.runtime.ranks.agreement import Agreement
 from mem_core.runtime.ranks.place import RankPlace

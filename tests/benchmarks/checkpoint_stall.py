@@ -3,7 +3,7 @@
     python tests/benchmarks/checkpoint_stall.py [--model preset:llama-small | FOLDER] [--rounds 3]
 
 One process, one engine: A (MEM: collect and fork), B (DeepSpeed with its own torch checkpoint engine), in alternation; each
-A waits for its writer before B begins, so that neither pays for the other. Prints medians and the ratio.
+A waits for its writer before B begins, so that neither pays for the other. Prints medians with their spread, and the ratio of each pair.
 """
 
 import argparse
@@ -11,19 +11,20 @@ import json
 import os
 import queue
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from measuring import parsed, spread
+
 from mem_core.infrastructure.settings import Settings, child_environment
 from mem_core.runtime.checkpoint_manager.ports import CheckpointScope
 from mem_core.testing.checkpoint_run import manager_of
 
 
-def measure(arguments: argparse.Namespace, scratch: Path) -> dict[str, float]:
+def measure(arguments: argparse.Namespace, scratch: Path) -> dict[str, list[float]]:
     """Build the engine, take one step so that the optimizer has state, then save in alternation."""
     import numpy as np
     import torch
@@ -61,7 +62,7 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> dict[str, float]:
         replies: queue.SimpleQueue[Saved] = queue.SimpleQueue()
         started_s = time.perf_counter()
         snapshot = Snapshot(number, *engine.collect_state(staging), replies.put)
-        snapshot.write_forked()
+        snapshot.write_forked(room_bytes=1 << 40)
         ours.append(time.perf_counter() - started_s)
         saved = replies.get()
         assert not saved.error, saved.error
@@ -81,8 +82,8 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> dict[str, float]:
         shutil.rmtree(scratch / "theirs")
         manager.rotate()
     medians = {"mem_stall_s": ours, "deepspeed_s": theirs, "validate_s": validate, "restore_s": restore}
-    answer = {name: statistics.median(values) for name, values in medians.items()}
-    return {**answer, "ratio": answer["mem_stall_s"] / answer["deepspeed_s"], "parameters": float(num_parameters)}
+    ratios = [mine / deepspeed for mine, deepspeed in zip(ours, theirs, strict=True)]
+    return {**medians, "ratio": ratios, "parameters": [float(num_parameters)]}
 
 
 def main() -> None:
@@ -91,7 +92,7 @@ def main() -> None:
     parser.add_argument("--model", default="preset:llama-small")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parsed(parser, model="preset:llama-nano", rounds=2)
     if arguments.child:
         with tempfile.TemporaryDirectory() as scratch:
             print(json.dumps(measure(arguments, Path(scratch))), flush=True)
@@ -101,7 +102,7 @@ def main() -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     answer = json.loads(done.stdout.splitlines()[-1])
     for name, value in answer.items():
-        print(f"{name:14} {value:,.3f}" if name != "parameters" else f"{name:14} {value:,.0f}")
+        print(f"{name:14} {spread(value) if name != 'parameters' else f'{value[0]:,.0f}'}")
 
 
 if __name__ == "__main__":

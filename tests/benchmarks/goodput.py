@@ -14,6 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from measuring import parsed
+
 from mem_core.core.recovery.interval import RunPace, expected_goodput
 from mem_core.core.run.fold import fold_result
 from mem_core.core.run.state_manager import read_journal
@@ -71,7 +73,7 @@ def main() -> None:
     parser.add_argument("--every-s", type=float, default=120.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--twin", action="store_true", help="also train the twin and compare")
-    arguments = parser.parse_args()
+    arguments = parsed(parser, minutes=0.2, every_s=4.0)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run(folder, "probe", PROBE_STEPS, (), twin=False)

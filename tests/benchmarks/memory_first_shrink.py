@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measuring import parsed
 
 from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.errors import MemError, MemoryExhausted
@@ -140,7 +141,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--headroom-mib", type=int, default=200)
     parser.add_argument("--model", default="preset:llama-nano")
-    arguments = parser.parse_args()
+    arguments = parsed(parser, seeds=1)
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         server = ForkServer.start(child_environment(Settings.from_environment(), device="cpu"), Path(folder))

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from measuring import parsed
+
 from mem_core.core.memory.ladder import MicroBatch, PlanBounds
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.plan import MemoryPlan
@@ -82,7 +84,7 @@ def main() -> None:
     """Print microseconds and shares of a 5 ms step."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20_000)
-    arguments = parser.parse_args()
+    arguments = parsed(parser, steps=500)
     with ProcessMeter(os.getpid()) as meter:
         used = meter.resident_bytes()
     with tempfile.TemporaryDirectory() as folder:

@@ -11,11 +11,12 @@ With `--trainer-python` Hugging Face's Trainer with DeepSpeed is measured too (i
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from measuring import parsed, spread
 
 from mem_core.core.run.state_manager import RunRecord, read_journal
 from mem_core.domain.events import CheckpointCommitted, SegmentEnded
@@ -73,7 +74,7 @@ def main() -> None:
     parser.add_argument("--zero-stage", type=int, default=1)
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--trainer-python", default="", help="a Python that has accelerate beside everything else: adds the Trainer")
-    arguments = parser.parse_args()
+    arguments = parsed(parser, steps=600, rounds=1)
     ours, bare, trainer = [], [], []
     with tempfile.TemporaryDirectory() as scratch:
         for number in range(arguments.rounds):
@@ -86,11 +87,9 @@ def main() -> None:
                 line += f"; Trainer {trainer[-1]:.1f} steps/s, ratio {ours[-1] / trainer[-1]:.3f}"
             print(line, flush=True)
     pairs = [a / b for a, b in zip(ours, bare, strict=True)]
-    ratio = statistics.median(pairs)
-    print(f"medians: MEM {statistics.median(ours):.1f}, bare {statistics.median(bare):.1f} steps/s; median ratio {ratio:.3f}")
+    print(f"steps/s: MEM {spread(ours, 1)}, bare {spread(bare, 1)}; ratio {spread(pairs)}")
     if trainer:
-        ratio = statistics.median(a / b for a, b in zip(ours, trainer, strict=True))
-        print(f"median: Trainer {statistics.median(trainer):.1f} steps/s; median ratio of MEM to it {ratio:.3f}")
+        print(f"steps/s: Trainer {spread(trainer, 1)}; ratio of MEM to it {spread([a / b for a, b in zip(ours, trainer, strict=True)])}")
 
 
 if __name__ == "__main__":

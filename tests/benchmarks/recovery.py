@@ -17,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from measuring import parsed
+
 HERE = Path(__file__).parent
 MAX_STEPS_PER_KILL = 400
 
@@ -108,7 +110,7 @@ def main() -> None:
     parser.add_argument("--others-kills", type=int, default=3)
     parser.add_argument("--only", choices=("mem", "torchrun", "trainer"), default=None)
     parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+    arguments = parsed(parser, kills=1, others_kills=1, only="mem")
     measured: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)

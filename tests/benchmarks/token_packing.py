@@ -13,13 +13,13 @@ one core busy, so that only padding is saved. "padded" is padded ÷ real tokens.
 
 import argparse
 import os
-import statistics
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
+from measuring import parsed, spread
 
 from mem_core.domain.plan import Hyperparams, MemoryPlan
 from mem_core.domain.request import RuntimeRequest
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--safe-rows", type=int, default=2)
     parser.add_argument("--rows", type=int, default=64)
-    arguments = parser.parse_args()
+    arguments = parsed(parser, batches=2, rows=8, model="preset:llama-nano")
     torch.set_num_threads(1)
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
@@ -123,9 +123,9 @@ def measure(engine: Engine, request: RuntimeRequest, arguments: argparse.Namespa
     for name, values in rates.items():
         pairs = [packed / other for packed, other in zip(rates["packed"], values, strict=True)]
         print(
-            f"  {name}: {statistics.median(values):.0f} tokens/s in {counts[name] / arguments.batches:.1f} passes, "
+            f"  {name}: {spread(values, 0)} tokens/s in {counts[name] / arguments.batches:.1f} passes, "
             f"padded {padded[name] / real:.2f}; "
-            f"packed ÷ this: {statistics.median(pairs):.2f}"
+            f"packed ÷ this: {spread(pairs, 2)}"
         )
 
 

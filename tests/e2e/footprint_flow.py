@@ -27,7 +27,7 @@ from mem_core.domain.plan import Hyperparams
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.segment import SegmentCompleted
 from mem_core.infrastructure.settings import Settings
-from mem_core.infrastructure.telemetry.progress_views import ProgressView
+from mem_core.infrastructure.telemetry.progress import ProgressView
 from mem_core.runtime.session.checkpoint_service import SaveResult
 from mem_core.runtime.session.opening.stages import Prepared, RunOrder
 from tasks.running import DRIVEN

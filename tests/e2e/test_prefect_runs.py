@@ -80,6 +80,9 @@ def test_a_cancelled_run_is_gone_in_time_held_meanwhile_and_goes_on_later(site: 
     ended = site.wait_end(first)
     assert ended["state_name"] == "Cancelled"
     assert site.result("cancelled")["message"].startswith("stopped by SIGTERM")
+    said = (site.folder / "serve.log").read_text()
+    assert "cancelled as asked: stopped by SIGTERM" in said
+    assert "prefect.exceptions.CancelledRun" not in said
     print(f"cancel to the end: {time.monotonic() - started_s:.1f} s")
 
     step = site.validated_step("cancelled")

@@ -10,8 +10,7 @@ import pytest
 from mem_core.domain.errors import RequestError
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
-from mem_core.infrastructure.telemetry.progress import NoProgress
-from mem_core.infrastructure.telemetry.progress_views import ProgressView, View, describe
+from mem_core.infrastructure.telemetry.progress import NoProgress, ProgressView, View, describe
 
 Drive = Callable[..., RunResult]
 Nano = Callable[..., RuntimeRequest]

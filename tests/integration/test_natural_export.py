@@ -17,8 +17,8 @@ from flows.commands.train import result_if_finished
 from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.errors import NoValidCheckpoint, RequestError
 from mem_core.domain.events import Evaluated
-from mem_core.domain.exports import MARK_NAME, ExportMark, ExportOrder
 from mem_core.domain.request import ModelSection, RuntimeRequest
+from mem_core.domain.results.exports import MARK_NAME, ExportMark, ExportOrder
 from mem_core.domain.run import RunResult
 from mem_core.runtime.models.build import build_model, save_pretrained_folder
 from mem_core.testing.ports import Console

@@ -9,12 +9,12 @@ from pydantic import ValidationError
 
 from mem_core.core.recovery.actions import Evaluate, Finish, Pause, Progress, Train
 from mem_core.core.recovery.mem_orchestrator import MemOrchestrator
-from mem_core.core.run.evaluations import EvaluationBook, metric_of
+from mem_core.core.results.evaluations import EvaluationBook, metric_of
 from mem_core.core.run.reconcile import reconcile
 from mem_core.domain.checkpoint import CheckpointVerdict
-from mem_core.domain.evaluation import SetFigures, StoppedEarly
 from mem_core.domain.events import CheckpointCommitted, CheckpointJudged, CheckpointRemoved, Evaluated, RunStoppedEarly, SegmentStarted
 from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.results.evaluation import SetFigures, StoppedEarly
 
 
 def evaluated(step: int, loss: float, name: str = "validation") -> Evaluated:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mem_core.domain.evaluation import rows_words
+from mem_core.domain.results.evaluation import rows_words
 from mem_core.domain.run import RunResult
 from mem_core.infrastructure.telemetry.notebook import result_facts
 from mem_core.runtime.deepspeed.evaluation import spread

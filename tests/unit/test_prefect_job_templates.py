@@ -62,3 +62,14 @@ def test_a_pod_has_shared_memory_scratch_and_time_to_commit() -> None:
     assert set(mounts) == {"/dev/shm", "/scratch"}
     assert {volume["name"] for volume in pod["volumes"]} == set(mounts.values())
     assert template_of("kubernetes_gpu.json")["variables"]["properties"]["grace_period_seconds"]["default"] >= 30
+
+
+def test_the_image_is_made_of_what_is_in_the_repository() -> None:
+    """Docker is not at hand; but what it copies is there, and what it runs is how MEM is installed."""
+    root = FOLDER.parents[1]
+    lines = [line for line in (FOLDER / "Dockerfile").read_text().splitlines() if line and not line.startswith("#")]
+    copied = [line.split()[1] for line in lines if line.startswith("COPY ") and "--from" not in line]
+    assert copied == [".", "constraints.txt"]
+    assert all((root / name).exists() for name in copied)
+    assert lines[-1] == 'ENTRYPOINT ["mem"]'
+    assert [line.split()[0] for line in lines].count("FROM") == 2

@@ -11,7 +11,7 @@ from flows.endurance_flow import endurance
 from flows.finetune_flow import LEARNING_RATES, FineTuning, derived_fields, finetune, finetune_request
 from flows.flow_request import refuse_relative_store, settled_request
 from flows.server.serve import AUTOMATIONS_FILE, DEPLOYMENTS_FILE, load_flow, read_deployments, to_deployment
-from mem_core.core.run.length import RunLength, going_on_in_steps
+from mem_core.core.results.length import RunLength, going_on_in_steps
 from mem_core.core.run.reconcile import reconcile
 from mem_core.domain.errors import RequestError
 from mem_core.domain.request import RuntimeRequest

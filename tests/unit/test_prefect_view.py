@@ -30,8 +30,7 @@ from mem_core.domain.events import (
 )
 from mem_core.domain.segment import Evidence, SegmentCompleted, WorkerLost
 from mem_core.infrastructure.telemetry.metrics import METRIC_DTYPES, write_segment_metrics
-from mem_core.infrastructure.telemetry.progress import NoProgress
-from mem_core.infrastructure.telemetry.progress_views import ProgressView
+from mem_core.infrastructure.telemetry.progress import NoProgress, ProgressView
 
 
 def line(sequence: int, event: Event, attempt: int = 1) -> JournalLine:

@@ -194,9 +194,9 @@ def test_the_fold_is_linear() -> None:
         for index in range(num_segments):
             builder.segment(index, index * 100, index * 100 + 100)
             failing(builder, LOST).add(FaultMet(kind="worker_lost", step=index * 100))
-        began_s = time.perf_counter()
+        began_s = time.process_time()  # of this process alone: a busy machine makes nothing quadratic
         assert fold_state(builder.lines).applied_steps == 100
-        durations_s.append(time.perf_counter() - began_s)
+        durations_s.append(time.process_time() - began_s)
     assert durations_s[1] < 40 * durations_s[0]
 
 

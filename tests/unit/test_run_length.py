@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from mem_core.core.run.length import (
+from mem_core.core.results.length import (
     RunLength,
     epochs_of,
     going_on_in_steps,

@@ -12,8 +12,7 @@ import pytest
 
 from mem_core.domain.errors import RequestError
 from mem_core.domain.printable import printable
-from mem_core.infrastructure.telemetry.progress import ProgressDisplay
-from mem_core.infrastructure.telemetry.progress_views import PreparingView
+from mem_core.infrastructure.telemetry.progress import PreparingView, ProgressDisplay
 from mem_core.infrastructure.telemetry.streams import SafeStream, why_lost
 
 MEM = Path(sys.executable).with_name("mem")

@@ -3,8 +3,7 @@
 import io
 import time
 
-from mem_core.infrastructure.telemetry.progress import NoProgress, Progress, ProgressDisplay
-from mem_core.infrastructure.telemetry.progress_views import PreparingView, ProgressView, describe
+from mem_core.infrastructure.telemetry.progress import NoProgress, PreparingView, Progress, ProgressDisplay, ProgressView, describe
 
 
 class Clock:

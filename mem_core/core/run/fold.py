@@ -7,7 +7,7 @@ Steps that were done again are not counted twice: going back to a step drops wha
 from collections.abc import Iterable
 from typing import Any, assert_never
 
-from mem_core.core.run.evaluations import EvaluationBook
+from mem_core.core.results.evaluations import EvaluationBook
 from mem_core.core.run.fold_checkpoints import Checkpoints
 from mem_core.core.run.fold_parts import Failures, LineOfWork
 from mem_core.core.run.goodput import WallTimeFold
@@ -39,8 +39,8 @@ from mem_core.domain.events import (
     SegmentStarted,
     TimeSpent,
 )
-from mem_core.domain.exports import ExportSummary
 from mem_core.domain.plan import MemoryPlanChange
+from mem_core.domain.results.exports import ExportSummary
 from mem_core.domain.run import DataSummary, DecidedSegment, MemorySummary, PolicyCounts, RunResult, RunState, RunStatus
 from mem_core.domain.segment import SegmentCompleted, SegmentInterrupted
 

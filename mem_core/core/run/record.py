@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from mem_core.core.run.length import RunLength
+from mem_core.core.results.length import RunLength
 from mem_core.domain.errors import NoValidCheckpoint, RequestError
 from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.request import RuntimeRequest

@@ -9,7 +9,7 @@ from typing import Any
 
 from mem_core.domain.checkpoint import MANIFEST_NAME, parse_checkpoint_name
 from mem_core.domain.environment import FolderObservation, SavedRun, StoreObservation
-from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, read_json, read_regular
+from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, local_name, read_json, read_regular
 
 PROBE_PREFIX = ".mem-probe-"
 _PROBE_BYTES = b"MEM was here\n" * 512
@@ -23,7 +23,7 @@ def is_remote(store: str) -> bool:
 
 def local_path(store: str) -> Path:
     """Absolute path of a local store."""
-    return Path(os.path.expanduser(store.removeprefix("file://"))).absolute()
+    return Path(local_name(store)).absolute()
 
 
 def observe_store(store: str, probe_remote: StoreProbe, endpoint: str = "") -> StoreObservation:
@@ -31,7 +31,7 @@ def observe_store(store: str, probe_remote: StoreProbe, endpoint: str = "") -> S
     if is_remote(store):
         return StoreObservation(location=store, local=False, endpoint=endpoint, problem=probe_remote(store))
     path = local_path(store)
-    relative = not os.path.isabs(os.path.expanduser(store.removeprefix("file://")))
+    relative = not os.path.isabs(local_name(store))
     return StoreObservation(location=str(path), relative=relative, problem=probe_folder(path))
 
 

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from mem_core.domain.errors import RequestError
 from mem_core.domain.policy import BUILT_IN_BOUNDS, PolicyBounds
-from mem_core.infrastructure.storage.reading import open_regular
+from mem_core.infrastructure.storage.reading import local_name, open_regular
 
 _SIZE_LIMIT_BYTES = 65_536
 _EXAMPLE = "Write for example: lanes: {cpu: {lr_multiplier: {at_least: 0.1, at_most: 0.5}}}."
@@ -37,7 +37,7 @@ def load_policy_file(path: str | Path) -> PolicyBounds:
         RequestError: the file cannot be read, or `parse_policy` refuses it.
     """
     try:
-        with open_regular(path) as file:
+        with open_regular(local_name(str(path))) as file:
             raw = file.read(_SIZE_LIMIT_BYTES + 1)
     except (OSError, ValueError) as exc:
         problem = getattr(exc, "strerror", None) or "not a path"

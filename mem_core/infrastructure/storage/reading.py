@@ -33,6 +33,15 @@ class NotPlain(OSError):
     """What lies there is no plain file, or larger than anything that belongs there. `strerror` says which, in words for people."""
 
 
+def local_name(path: str) -> str:
+    """A local path as every field of a request means it: `file://` taken off, `~` and `~user` as home folders.
+
+    Variables of the environment are not filled in, for any field: a request may come from elsewhere, and an error about the path would
+    print what they hold.
+    """
+    return os.path.expanduser(path.removeprefix("file://"))
+
+
 def open_regular(path: Path | str) -> BufferedReader:
     """Open a plain file to read bytes. Never waits.
 

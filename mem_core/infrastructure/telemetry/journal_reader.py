@@ -1,5 +1,6 @@
 """Reads a run's journal without touching it, for report and status."""
 
+import contextlib
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -41,3 +42,12 @@ def _read_file(path: Path, lines: list[JournalLine], notes: list[str]) -> None:
         except ValidationError as exc:
             if number <= len(whole):
                 notes.append(f"{path.name}:{number}: {type(exc).__name__}, left out")
+
+
+def parse_journal_lines(raw: bytes) -> list[JournalLine]:
+    """Those of `raw` that can be read, in order; for whoever looks on while they are written."""
+    lines: list[JournalLine] = []
+    for text in raw.split(b"\n"):
+        with contextlib.suppress(ValidationError):
+            lines += [JournalLine.model_validate_json(text)] if text.strip() else []
+    return lines

@@ -1,6 +1,6 @@
 """A `RunResult` as people see it in a notebook or as text; light imports only."""
 
-from mem_core.domain.evaluation import rows_words
+from mem_core.domain.results.evaluation import rows_words
 from mem_core.domain.run import BETWEEN_ATTEMPTS, RunResult
 from mem_core.domain.units import format_bytes, format_seconds
 from mem_core.infrastructure.telemetry.html import Html, element, escape, join

@@ -4,8 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mem_core.infrastructure.telemetry.charts import Chart, Series, describe
-from mem_core.infrastructure.telemetry.evaluation_metrics import figures_of
-from mem_core.infrastructure.telemetry.metrics import rolling_mean, spike_indices
+from mem_core.infrastructure.telemetry.metrics import figures_of, rolling_mean, spike_indices
 from mem_core.infrastructure.telemetry.report_data import ReportData, request_number
 
 _SMOOTH_POINTS = 600

@@ -3,13 +3,13 @@
 import json
 from typing import Any
 
-from mem_core.domain.evaluation import rows_words
 from mem_core.domain.events import PolicyDecided
 from mem_core.domain.plan import MemoryPlan
+from mem_core.domain.results.evaluation import rows_words
 from mem_core.domain.run import FaultRecord
 from mem_core.domain.units import format_bytes, format_seconds
-from mem_core.infrastructure.telemetry.evaluation_metrics import figures_of
 from mem_core.infrastructure.telemetry.html import Cell, Html, chip, counted, details, element, escape, join, section, table
+from mem_core.infrastructure.telemetry.metrics import figures_of
 from mem_core.infrastructure.telemetry.report_data import CheckpointRow, ReportData
 from mem_core.infrastructure.telemetry.report_summary import shown_time
 

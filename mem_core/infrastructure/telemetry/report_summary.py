@@ -4,7 +4,7 @@ import math
 from datetime import UTC, datetime
 from pathlib import Path
 
-from mem_core.domain.evaluation import rows_words
+from mem_core.domain.results.evaluation import rows_words
 from mem_core.domain.run import BETWEEN_ATTEMPTS, RunResult
 from mem_core.domain.units import format_bytes, format_seconds
 from mem_core.infrastructure.telemetry.html import Cell, Html, chip, counted, element, escape, join, table

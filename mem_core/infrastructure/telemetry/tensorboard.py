@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mem_core.domain.evaluation import SetFigures
+from mem_core.domain.results.evaluation import SetFigures
 from mem_core.infrastructure.storage.writing import SHARED, open_append
 from mem_core.infrastructure.telemetry.metrics import Columns, spike_indices
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mem_core.domain.evaluation import SetFigures
+from mem_core.domain.results.evaluation import SetFigures
 from mem_core.runtime.data.serving.dataset import TokenDataset
 from mem_core.runtime.deepspeed.passes import Passes
 from mem_core.runtime.ranks.place import RankPlace

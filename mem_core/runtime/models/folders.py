@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from mem_core.domain.errors import RequestError
-from mem_core.infrastructure.storage.reading import read_regular
+from mem_core.infrastructure.storage.reading import local_name, read_regular
 from mem_core.runtime.models.fetching import fetch_folder
 from mem_core.runtime.models.presets import PRESETS, preset_choices, preset_name
 
@@ -49,7 +49,7 @@ def local_model_folder(source: str, cache_dir: Path | None = None) -> Path:
     """
     if "://" in source and not source.startswith("file://"):
         return fetch_folder(source, cache_dir or Path(tempfile.gettempdir()) / f"mem-models-{os.getuid()}")
-    path = source.removeprefix("file://")
+    path = local_name(source)
     if os.path.isdir(path):  # unlike Path.is_dir it takes any text
         return Path(path)
     problem = "is a file, not a model folder" if os.path.exists(path) else "no such folder"

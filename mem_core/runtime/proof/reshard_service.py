@@ -85,7 +85,7 @@ class ReshardService:
         output = scratch / source.name
         program, stage = "mem_core.runtime.deepspeed.programs.reshard", str(shape_of(self.spec.request)[1])
         done = subprocess.run(
-            [sys.executable, "-m", program, str(source), str(output), stage],
+            [sys.executable, "-P", "-m", program, str(source), str(output), stage],
             env=self.environ, input=self.key or b"", capture_output=True, timeout=CONVERT_DEADLINE_S, check=False,
         )  # fmt: skip
         if done.returncode != 0:

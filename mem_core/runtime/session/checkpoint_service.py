@@ -9,8 +9,7 @@ from pathlib import Path
 from mem_core.domain.checkpoint import CheckpointDraft, CheckpointVerdict, TrainingPosition
 from mem_core.domain.errors import NoValidCheckpoint, StoreUnavailable
 from mem_core.domain.events import Evaluated
-from mem_core.infrastructure.telemetry.evaluation_metrics import figures_of, write_evaluation_metrics
-from mem_core.infrastructure.telemetry.metrics import write_segment_metrics
+from mem_core.infrastructure.telemetry.metrics import figures_of, write_evaluation_metrics, write_segment_metrics
 from mem_core.infrastructure.telemetry.tensorboard import TensorBoardWriter
 from mem_core.runtime.checkpoint_manager.manager import CheckpointManager
 from mem_core.runtime.ranks.port import GroupFailed, RankGroup

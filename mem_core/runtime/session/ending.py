@@ -8,6 +8,7 @@ from mem_core.domain.errors import InternalError, Interrupted, MemError
 from mem_core.domain.events import Noted, RunEnded
 from mem_core.domain.run import RunResult
 from mem_core.infrastructure.storage.whole_file import write_atomically
+from mem_core.infrastructure.telemetry.live import remove_live
 from mem_core.infrastructure.telemetry.report import REPORT_NAME
 from mem_core.runtime.proof.validator_process import ValidatorProcess
 from mem_core.runtime.ranks.port import Ranks
@@ -35,6 +36,7 @@ class Ending:
             self.validator.close()
             self.ranks.close()
             self.segments.watch.logs.remove_empty()
+            remove_live(self.attempt.state.folder)
             self.segments.checkpoints.manager.close()
             if self.remote is not None:
                 self.remote.finish()  # before the ending is written, which says how far the copies are

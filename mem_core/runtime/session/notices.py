@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from mem_core.core.recovery.spikes import WINDOW, spike_at
 from mem_core.core.recovery.stragglers import StragglerWatch
 from mem_core.domain.request import ResilienceSection
+from mem_core.infrastructure.storage.reading import local_name
 from mem_core.runtime.ranks.port import Heartbeat
 
 
@@ -32,7 +33,7 @@ class Notices:
     def preempted(self) -> str:
         """Who asks for an end, where the request names a notice file and it is there; else empty."""
         notice = self._section.preemption_file
-        return f"the preemption notice {notice}" if notice is not None and os.path.exists(notice) else ""
+        return f"the preemption notice {notice}" if notice is not None and os.path.exists(local_name(notice)) else ""
 
     def spike(self, losses: Sequence[float]) -> int | None:
         """Index of the first loss of a segment that is too far out, where the request sets a threshold. Otherwise they are history."""

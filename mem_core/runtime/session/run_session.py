@@ -20,8 +20,8 @@ from mem_core.runtime.session.advice_service import AdviceService
 from mem_core.runtime.session.attempt import Attempt
 from mem_core.runtime.session.checkpoint_service import CheckpointService, SaveResult
 from mem_core.runtime.session.ending import Ending
-from mem_core.runtime.session.evaluation_service import EvaluationService
-from mem_core.runtime.session.export_service import ExportService
+from mem_core.runtime.session.results.evaluation_service import EvaluationService
+from mem_core.runtime.session.results.export_service import ExportService
 from mem_core.runtime.session.segment_outcomes import SegmentFailed
 from mem_core.runtime.session.segment_service import SegmentService
 

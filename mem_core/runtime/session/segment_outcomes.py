@@ -1,10 +1,11 @@
 """The values around one try of a segment: how it was left, what it came to."""
 
+from dataclasses import replace
 from typing import Any
 
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.segment import SegmentCompleted, SegmentFailure, describe_failure
-from mem_core.infrastructure.telemetry.progress_views import ProgressView
+from mem_core.infrastructure.telemetry.progress import ProgressView
 from mem_core.runtime.ranks.port import Heartbeat
 from mem_core.runtime.ranks.worker.protocol import SegmentDone
 
@@ -42,21 +43,34 @@ def completed(before: TrainingPosition, done: SegmentDone) -> SegmentCompleted:
     )
 
 
-def tokens_per_s(beat: Heartbeat) -> float | None:
+def _momentary_tokens_per_s(beat: Heartbeat) -> float | None:
     """Of the last step, from the mean tokens of a batch; None before the first."""
     return beat.tokens / beat.batch_index / beat.step_s if beat.batch_index and beat.step_s > 0 else None
 
 
-def progress_view(beats: list[Heartbeat], **run: Any) -> ProgressView:
-    """What people see of the newest beats (rank 0 first), with what only the run knows: totals, limits, restarts."""
+def progress_view(beats: list[Heartbeat], tokens_per_s: float | None, **run: Any) -> ProgressView:
+    """What people see of the newest beats (rank 0 first), with what only the run knows: totals, limits, restarts.
+
+    `tokens_per_s`: over the last minute; None as long as it is not known, when the last step's has to do.
+    """
     beat = beats[0]
     stepping = beat.step_s > 0
     return ProgressView(
         step=beat.applied_steps,
         loss=beat.loss if stepping else None,
         learning_rate=beat.learning_rate if stepping else None,
-        tokens_per_s=tokens_per_s(beat),
+        tokens_per_s=tokens_per_s or _momentary_tokens_per_s(beat),
         memory_bytes=sum(each.memory_bytes for each in beats) or None,
         phase=beat.phase,
         **run,
     )
+
+
+def with_last_step(beats: list[Heartbeat], done: SegmentDone) -> list[Heartbeat]:
+    """`beats` with the numbers of the segment's last step for rank 0: its own last beat may be of the save that followed."""
+    if not len(done.columns["loss"]):
+        return beats
+    last = {name: float(done.columns[column][-1]) for name, column in (("loss", "loss"), ("learning_rate", "lr"), ("step_s", "step_s"))}
+    position = done.position
+    counts = {"applied_steps": position.applied_steps, "batch_index": position.batch_index, "tokens": position.tokens}
+    return [replace(beats[0], **counts, **last), *beats[1:]]

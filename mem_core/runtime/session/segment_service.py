@@ -23,7 +23,7 @@ from mem_core.runtime.ranks.worker.protocol import Evaluate, Evaluated, SegmentD
 from mem_core.runtime.session.attempt import Attempt
 from mem_core.runtime.session.checkpoint_service import BornWith, CheckpointService, PendingSave
 from mem_core.runtime.session.live_ranks import LiveRanks, Standing
-from mem_core.runtime.session.segment_outcomes import SegmentFailed, already_there, completed
+from mem_core.runtime.session.segment_outcomes import SegmentFailed, already_there, completed, with_last_step
 from mem_core.runtime.session.segment_watch import SegmentWatch
 from mem_core.runtime.session.skip_list import SkipList
 
@@ -93,13 +93,14 @@ class SegmentService:
 
     def _drive(self, group: RankGroup, segment_index: int, until_step: int, hyperparams: Hyperparams, staging: Path) -> SegmentDone:
         self.attempt.ledger.enter("productive")
+        self.watch.until_step = until_step
         section, step = self.attempt.request.checkpoint, self.ranks.locate().applied_steps
         replay_of = (step or None) if section.validation == "replay" else None
         every_s = self.pace.interval_s(section.every_s, self.attempt.request.training.max_steps - step)
         order = Train(until_step, hyperparams, str(staging), every_s=every_s, skip_batches=self.skips.batches, replay_of=replay_of)
         try:
             done = group.train(order, lambda beats: self.watch.on_beat(beats, segment_index), lambda: bool(self.attempt.stop))
-            self.watch.on_beat(group.heartbeats(), segment_index)  # a quick segment may end between two looks
+            self.watch.on_beat(with_last_step(group.heartbeats(), done), segment_index)  # it may end between two looks
             return done
         finally:
             self.attempt.ledger.enter("idle")

@@ -13,7 +13,7 @@ from mem_core.domain.capabilities import PARQUET, refusal
 from mem_core.domain.errors import DataError, RequestError
 from mem_core.domain.request import DataSection
 from mem_core.domain.units import Value
-from mem_core.infrastructure.storage.reading import open_regular
+from mem_core.infrastructure.storage.reading import local_name, open_regular
 from mem_core.runtime.data.reading.globbing import matching_files
 from mem_core.runtime.models.encoding import CURRENT_RULES
 
@@ -81,7 +81,7 @@ def _resolve(source: str, data: DataSection, field: str, rules: int) -> list[Sou
         return _stdlib_files(data, rules)
     if is_url(source):
         return _remote_files(source, data, field, rules)
-    path = source.removeprefix("file://")
+    path = local_name(source)
     if glob.has_magic(path) and not os.path.exists(path):
         names = _matching(path, field, rules)
         if not names:

@@ -36,7 +36,7 @@ class BuildWatch:
 
 def build_command(names: Sequence[str]) -> list[str]:
     """What builds the named ops in a process that ends with this one."""
-    return [sys.executable, "-m", "mem_core.runtime.deepspeed.programs.build_ops", str(os.getpid()), *names]
+    return [sys.executable, "-P", "-m", "mem_core.runtime.deepspeed.programs.build_ops", str(os.getpid()), *names]
 
 
 def watch_build(

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
+from mem_core.core.results.model_card import model_card
 from mem_core.core.run.fold import fold_result
-from mem_core.core.run.model_card import model_card
 from mem_core.core.run.record import record_of
 from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.checkpoint import CheckpointManifest
 from mem_core.domain.errors import InternalError, MemError, NoValidCheckpoint
-from mem_core.domain.exports import MARK_NAME, ExportMark, ExportOrder
+from mem_core.domain.results.exports import MARK_NAME, ExportMark, ExportOrder
 from mem_core.infrastructure.storage.disk import OsDisk
 from mem_core.runtime.checkpoint_manager.inspection.file_checks import read_manifest
 from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import ManifestDamaged

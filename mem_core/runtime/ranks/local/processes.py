@@ -156,6 +156,7 @@ class ForkServer:
     def _open(self, theirs: socket.socket) -> "subprocess.Popen[bytes]":
         program = [
             sys.executable,
+            "-P",  # a folder of that name where somebody works is not MEM
             "-m",
             "mem_core.runtime.ranks.local.fork_server",
             str(theirs.fileno()),

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mem_core.domain.checkpoint import TrainingPosition
-from mem_core.domain.evaluation import SetFigures
 from mem_core.domain.events import MemoryPlanChanged, Noted, OomAbsorbed
 from mem_core.domain.plan import Hyperparams, MemoryPlan
 from mem_core.domain.request import VALIDATION, RuntimeRequest
+from mem_core.domain.results.evaluation import SetFigures
 from mem_core.domain.segment import SegmentFailure
 
 

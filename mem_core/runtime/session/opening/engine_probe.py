@@ -42,7 +42,7 @@ def probe_engine(request: RuntimeRequest, settings: Settings, limit_s: float = L
         environment = child_environment(settings, device="cpu", extra=extra)
         try:
             done = subprocess.run(
-                [sys.executable, "-m", program], input=order, env=environment, cwd=folder,
+                [sys.executable, "-P", "-m", program], input=order, env=environment, cwd=folder,
                 capture_output=True, text=True, errors="replace", timeout=limit_s, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:

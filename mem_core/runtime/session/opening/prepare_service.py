@@ -11,8 +11,7 @@ from mem_core.domain.errors import DataError, EnvironmentUnfit, NoValidCheckpoin
 from mem_core.domain.request import DataSection, RuntimeRequest
 from mem_core.infrastructure.machine.build import executable_problem, remove_stale_locks
 from mem_core.infrastructure.settings import Settings, child_environment
-from mem_core.infrastructure.telemetry.progress import Progress
-from mem_core.infrastructure.telemetry.progress_views import PreparingView
+from mem_core.infrastructure.telemetry.progress import PreparingView, Progress
 from mem_core.runtime.data.encoding.prepare import prepare_data
 from mem_core.runtime.data.look.first_look import look_at_data
 from mem_core.runtime.data.values import PreparedData, PrepareProgress

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from mem_core.core.policy.local_policy_engine import request_values
+from mem_core.core.results.evaluations import EvaluationBook
 from mem_core.core.run.belonging import CheckpointWords, birth_of
-from mem_core.core.run.evaluations import EvaluationBook
 from mem_core.core.run.state_manager import RunRecord, StateManager
 from mem_core.domain.checkpoint import CheckpointExpectation, TrainingPosition
 from mem_core.domain.plan import MemoryPlanChange
@@ -23,12 +23,12 @@ from mem_core.runtime.session.advice_service import AdviceService
 from mem_core.runtime.session.attempt import Attempt
 from mem_core.runtime.session.checkpoint_service import BornWith, CheckpointService
 from mem_core.runtime.session.ending import Ending
-from mem_core.runtime.session.evaluation_service import EvaluationService
-from mem_core.runtime.session.export_service import ExportService
 from mem_core.runtime.session.live_ranks import LiveRanks, RanksSetup, Standing
 from mem_core.runtime.session.memory_service import MemoryService
 from mem_core.runtime.session.opening.prepare_service import with_model_at_hand
 from mem_core.runtime.session.opening.stages import Held
+from mem_core.runtime.session.results.evaluation_service import EvaluationService
+from mem_core.runtime.session.results.export_service import ExportService
 from mem_core.runtime.session.run_session import RunSession, folded_limits
 from mem_core.runtime.session.segment_service import SegmentService
 from mem_core.runtime.session.segment_watch import SegmentWatch

@@ -7,9 +7,9 @@ smaller. Workers that die in it again and again are a reason to go on without it
 
 from dataclasses import dataclass, field
 
-from mem_core.core.run.evaluations import EvaluationBook
-from mem_core.domain.evaluation import StoppedEarly
+from mem_core.core.results.evaluations import EvaluationBook
 from mem_core.domain.events import Evaluated, RunStoppedEarly
+from mem_core.domain.results.evaluation import StoppedEarly
 from mem_core.domain.segment import OutOfMemory, SegmentFailure, WorkerLost
 from mem_core.runtime.ranks.port import Heartbeat
 from mem_core.runtime.ranks.worker import protocol

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-from mem_core.domain.evaluation import BestStep, StoppedEarly
 from mem_core.domain.events import (
     CheckpointCommitted,
     CheckpointJudged,
@@ -13,6 +12,7 @@ from mem_core.domain.events import (
     SegmentStarted,
 )
 from mem_core.domain.request import VALIDATION
+from mem_core.domain.results.evaluation import BestStep, StoppedEarly
 
 METRIC = "loss"
 

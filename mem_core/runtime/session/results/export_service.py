@@ -11,8 +11,8 @@ from pathlib import Path
 from mem_core.domain.checkpoint import checkpoint_name
 from mem_core.domain.errors import EnvironmentUnfit, InternalError, MemError
 from mem_core.domain.events import Exported
-from mem_core.domain.exports import EXPORT_FOLDER, MARK_NAME, ExportMark, ExportOrder, ExportSummary
 from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.results.exports import EXPORT_FOLDER, MARK_NAME, ExportMark, ExportOrder, ExportSummary
 from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, read_regular_text
 from mem_core.runtime.models.folders import is_preset
 from mem_core.runtime.ranks.port import Helpers

@@ -3,7 +3,7 @@
 import json
 
 from mem_core.core.run.record import RunRecord
-from mem_core.domain.evaluation import rows_words
+from mem_core.domain.results.evaluation import rows_words
 from mem_core.domain.run import RunResult
 
 

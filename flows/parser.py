@@ -1,0 +1,130 @@
+"""The command line of `mem` in words: every verb with its arguments. What a verb does stands in `flows/commands/`."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
+JSON_HELP = "print one JSON object on standard output"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All verbs and their arguments."""
+    parser = argparse.ArgumentParser(prog="mem", description="LLM training runs that survive what happens to them.")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    train = _request_verb(verbs, "train", "run a request to its end; the same command again resumes it")
+    reshard = "go on with other parallel.num_ranks or parallel.zero_stage: the newest checkpoint is converted and proven first"
+    train.add_argument("--allow-reshard", action="store_true", help=reshard)
+    _request_verb(verbs, "doctor", "examine this machine for a request; changes nothing")
+    drill = _request_verb(verbs, "drill", "train under real faults, then an undisturbed twin, and compare; exit 0 only if all was survived")
+    drill.add_argument("--seed", type=int, default=None, help="seed of the fault plan; the same seed plans the same faults")
+    _request_verb(verbs, "prove-resume", "N steps straight against N steps in three pieces with kills, to the bit")
+    for verb, text in (("status", "where a run stands, and what it does right now"), ("report", "write report.html anew")):
+        _run_verb(verbs, verb, text)
+    _look_verbs(verbs)
+    stop = _run_verb(verbs, "stop", "ask the process that holds a run to commit and stop")
+    stop.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="how long to wait for it")
+    _checkpoint_verbs(verbs)
+    _export_verb(verbs)
+    _policy_verbs(verbs)
+    _serve_verb(verbs)
+    _start_verbs(verbs)
+    return parser
+
+
+def _request_verb(verbs: "Verbs", name: str, text: str) -> argparse.ArgumentParser:
+    verb = verbs.add_parser(name, help=text, description=text)
+    verb.add_argument("request", metavar="REQUEST.yaml", help="request file (YAML or JSON), - for standard input")
+    verb.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="overrides",
+        help="override one value, such as training.max_steps=200",
+    )
+    verb.add_argument("--json", action="store_true", help=JSON_HELP)
+    return verb
+
+
+def _run_verb(verbs: "Verbs", name: str, text: str) -> argparse.ArgumentParser:
+    verb = verbs.add_parser(name, help=text, description=text)
+    verb.add_argument("run", metavar="RUN", help="run id (with --store) or path of a run folder")
+    verb.add_argument("--store", default="./runs", help="folder that holds run folders")
+    verb.add_argument("--json", action="store_true", help=JSON_HELP)
+    return verb
+
+
+def _look_verbs(verbs: "Verbs") -> None:
+    logs = _run_verb(verbs, "logs", "what happened to a run, with times: segments, verdicts, faults")
+    logs.add_argument("--follow", action="store_true", help="go on until the run ends")
+    logs.add_argument("--workers", action="store_true", help="what the worker processes wrote themselves")
+    logs.add_argument("--lines", type=int, default=None, metavar="N", help="the last N lines; default all, of workers 50 each")
+    text = "every run of a store: state, step, loss, faults"
+    runs = verbs.add_parser("runs", help=text, description=text)
+    runs.add_argument("--store", default="./runs", help="folder or URL that holds run folders")
+    runs.add_argument("--json", action="store_true", help=JSON_HELP)
+
+
+def _start_verbs(verbs: "Verbs") -> None:
+    text = "write a commented request; asks five questions at a terminal unless flags answer them"
+    init = verbs.add_parser("init", help=text, description=text)
+    init.add_argument("--output", type=Path, default=Path("request.yaml"), metavar="REQUEST.yaml", help="default request.yaml")
+    for flag, words in (
+        ("--run-id", "name of the run"), ("--model", "folder, URL or preset:NAME"), ("--data", "files or globs, separated by commas"),
+        ("--steps", "optimizer updates"), ("--learning-rate", "peak learning rate"),
+    ):  # fmt: skip
+        init.add_argument(flag, default=None, help=words)
+    init.add_argument("--json", action="store_true", help=JSON_HELP)
+    text = 'completion for a shell: add eval "$(mem completion bash)" to ~/.bashrc'
+    completion = verbs.add_parser("completion", help=text, description=text)
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="which shell")
+    completion.set_defaults(json=False)
+
+
+def _checkpoint_verbs(verbs: "Verbs") -> None:
+    group = verbs.add_parser("checkpoints", help="list or verify a run's checkpoints").add_subparsers(dest="action", required=True)
+    _run_verb(group, "list", "every checkpoint and its verdict")
+    verify = _run_verb(group, "verify", "read and hash everything; exit 74 if anything is bad")
+    verify.add_argument("--deep", action="store_true", help="also restore each in fresh processes and take two steps")
+    export = _run_verb(group, "export", "a proven checkpoint as a Hugging Face folder")
+    export.add_argument("--step", type=int, default=None, help="which one; default the newest valid")
+    export.add_argument("--output", type=Path, default=None, metavar="FOLDER", help="default RUN/export/step-N")
+    for name, text in (("pin", "keep a checkpoint for ever"), ("unpin", "let rotation decide again")):
+        _run_verb(group, name, text).add_argument("--step", type=int, required=True, help="step of the checkpoint")
+
+
+def _export_verb(verbs: "Verbs") -> None:
+    export = _run_verb(verbs, "export", "a run's weights as a model folder that transformers loads")
+    which = export.add_mutually_exclusive_group()
+    which.add_argument("--best", action="store_true", help="the step with the lowest loss of held-out rows")
+    which.add_argument("--step", type=int, default=None, help="which one; default the newest valid")
+    formats = ("auto", "float32", "bfloat16", "float16")
+    export.add_argument("--dtype", choices=formats, default="auto", help="number format; auto is that of the source")
+    export.add_argument("--output", type=Path, default=None, metavar="FOLDER", help="default RUN/export, or RUN/export/step-N for one step")
+
+
+def _policy_verbs(verbs: "Verbs") -> None:
+    group = verbs.add_parser("policy", help="evaluate, replay or explain policy decisions").add_subparsers(dest="action", required=True)
+    evaluate = _request_verb(group, "evaluate", "what would happen to a directive, without a run")
+    evaluate.add_argument("--directive", metavar="FILE_OR_-", help="the planner's reply")
+    _run_verb(group, "replay", "recompute every recorded decision and report differences")
+    _run_verb(group, "explain", "decisions in words")
+
+
+def _serve_verb(verbs: "Verbs") -> None:
+    text = "a local Prefect server with its UI, the deployments, and a process that runs them"
+    verb = verbs.add_parser("serve", help=text, description=text)
+    verb.add_argument("--file", metavar="PREFECT.yaml", help="deployments to serve; default deployments/prefect.yaml of MEM")
+    verb.add_argument("--port", type=int, default=4200, help="port of the local server (not used with PREFECT_API_URL)")
+    verb.add_argument("--limit", type=int, default=4, help="flow runs at the same time")
+    verb.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        dest="hosts",
+        help="another name under which a tunnel or an ingress leads to the local server; may be given several times",
+    )
+    verb.set_defaults(json=False)
