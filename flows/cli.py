@@ -80,6 +80,11 @@ def run_verb(arguments: argparse.Namespace) -> int:
             return doctor(arguments.request, arguments.overrides, arguments.json)
         case "checkpoints":
             return _checkpoints(arguments)
+        case "export":
+            from flows.commands.export import Wanted, export_run
+
+            folder, wanted = run_folder(arguments.run, arguments.store), Wanted(arguments.step, arguments.best, arguments.merge)
+            return export_run(folder, wanted, arguments.dtype, arguments.output, arguments.json)
         case "policy":
             return _policy(arguments)
         case "runs":

@@ -16,7 +16,7 @@ from flows.context import (
     with_key_from_block,
 )
 from flows.mem_flow import OrderedStops, mem_flow
-from mem_core.core.recovery.mem_orchestrator import Train
+from mem_core.core.recovery.actions import Train
 from mem_core.domain.errors import Interrupted
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult

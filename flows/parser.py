@@ -26,6 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
     stop = _run_verb(verbs, "stop", "ask the process that holds a run to commit and stop")
     stop.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="how long to wait for it")
     _checkpoint_verbs(verbs)
+    _export_verb(verbs)
     _policy_verbs(verbs)
     _serve_verb(verbs)
     _start_verbs(verbs)
@@ -93,6 +94,17 @@ def _checkpoint_verbs(verbs: "Verbs") -> None:
     export.add_argument("--merge", action="store_true", help="adapters: the whole model with them in it, to RUN/export/step-N-merged")
     for name, text in (("pin", "keep a checkpoint for ever"), ("unpin", "let rotation decide again")):
         _run_verb(group, name, text).add_argument("--step", type=int, required=True, help="step of the checkpoint")
+
+
+def _export_verb(verbs: "Verbs") -> None:
+    export = _run_verb(verbs, "export", "a run's weights as a model folder that transformers loads")
+    which = export.add_mutually_exclusive_group()
+    which.add_argument("--best", action="store_true", help="the step with the lowest loss of held-out rows")
+    which.add_argument("--step", type=int, default=None, help="which one; default the newest valid")
+    formats = ("auto", "float32", "bfloat16", "float16")
+    export.add_argument("--merge", action="store_true", help="adapters: the whole model with them in it, to RUN/export/step-N-merged")
+    export.add_argument("--dtype", choices=formats, default="auto", help="number format; auto is that of the source")
+    export.add_argument("--output", type=Path, default=None, metavar="FOLDER", help="default RUN/export, or RUN/export/step-N for one step")
 
 
 def _policy_verbs(verbs: "Verbs") -> None:

@@ -4,6 +4,7 @@ import contextlib
 from pathlib import Path
 
 from mem_core.core.doctor.environment_doctor import EnvironmentDoctor, error_of, with_failures
+from mem_core.core.results.length import going_on_in_steps, in_steps, length_of, length_words
 from mem_core.core.run.belonging import CheckpointWords, birth_of
 from mem_core.core.run.holder import observe_holder
 from mem_core.core.run.journal_check import check_journal
@@ -15,6 +16,7 @@ from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.errors import MemError
 from mem_core.domain.events import DataPrepared, DoctorReported, Noted
 from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.run import DataSummary
 from mem_core.domain.secrets import unsigned
 from mem_core.infrastructure.machine.logs import remove_logs_of_the_dead
 from mem_core.infrastructure.machine.observe import observe_machine
@@ -27,6 +29,7 @@ from mem_core.infrastructure.storage.presence import Patience
 from mem_core.infrastructure.storage.retrying import RetryPolicy
 from mem_core.runtime.checkpoint_manager.catalog import Catalog
 from mem_core.runtime.checkpoint_manager.mirror.mirror import highest_attempt
+from mem_core.runtime.data.values import PreparedData, PreparedRows
 from mem_core.runtime.models.facts import describe_model
 from mem_core.runtime.models.numbers import read_model_numbers
 from mem_core.runtime.ranks.local.processes import ForkServer
@@ -36,7 +39,14 @@ from mem_core.runtime.session.opening.already_there import Resuming, problems_of
 from mem_core.runtime.session.opening.birth import born, with_allowed_changes
 from mem_core.runtime.session.opening.engine_probe import probe_engine
 from mem_core.runtime.session.opening.orphans import with_orphans
-from mem_core.runtime.session.opening.prepare_service import look_at_rows, prepare_ops, prepare_tokens, try_compile, try_model
+from mem_core.runtime.session.opening.prepare_service import (
+    look_at_rows,
+    prepare_evaluation,
+    prepare_ops,
+    prepare_tokens,
+    try_compile,
+    try_model,
+)
 from mem_core.runtime.session.opening.refusals import refuse_other_inputs, refuse_other_life, refuse_other_machine
 from mem_core.runtime.session.opening.stages import Examined, Held, Prepared, RunOrder
 from mem_core.runtime.session.opening.wiring import wire
@@ -132,6 +142,7 @@ def acquire(examined: Examined) -> Held:
         record = state.record()
         request = order.request
         if record is not None:
+            request = going_on_in_steps(record.length, record.request, request, order.options.as_born)
             request = reconcile(record.request, request, allow_reshard=order.options.allow_reshard, as_born=order.options.as_born)
             refuse_other_machine(record, environment)
         remote = RemoteService(store, state, request.checkpoint, lambda why: _stop(order, why)) if store is not None else None
@@ -202,24 +213,37 @@ def prepare(held: Held) -> Prepared:
     with order.ledger.bucket("data"):
         model = describe_model(held.request.model.source, order.settings.model_cache_dir)
         data = prepare_tokens(held.request, order.settings, model.vocab_size, order.progress, record)
+        rows = PreparedRows(
+            train=data, evaluation=prepare_evaluation(held.request, order.settings, model.vocab_size, order.progress, record)
+        )
+    asked = in_steps(held.request, data.num_samples)
     if record is None:
+        length = length_of(order.request, data.num_samples)
         numbers = read_model_numbers(held.request.model.source, order.settings.model_cache_dir)
-        record = born(held.request, environment, model.fingerprint, data.fingerprint, data.encoding)
-        record = record.model_copy(update={"router_loss": numbers.router_loss})
+        record = born(asked, environment, model.fingerprint, data.fingerprint, data.encoding)
+        record = record.model_copy(update={"length": length, "router_loss": numbers.router_loss})
         _refuse_other_life(held, record)  # before the folder says whose it is
         state.write_record(record)
     else:
         refuse_other_inputs(record, data, model)
         _refuse_other_life(held, record)
-    state.emit(DataPrepared(data=data.summary()))
-    training = held.request.training.model_copy(update={"schedule_steps": record.request.training.schedule_steps})
-    request = held.request.model_copy(update={"training": training})
-    record = with_allowed_changes(record, request)
+    state.emit(DataPrepared(data=_summary(data, asked)))
+    training = asked.training.model_copy(update={"schedule_steps": record.request.training.schedule_steps})
+    request = asked.model_copy(update={"training": training})
+    length = length_of(order.request, data.num_samples, before=record.length)
+    record = with_allowed_changes(record, request).model_copy(update={"length": length})
+    if length.epochs is not None:
+        order.progress.note(length_words(length, request))
     if record != state.record():
         state.write_record(record)
     ranks = LocalRanks(held.server, state.folder / "live")
-    session = wire(held, ranks, request, data, reshaped(record, request, environment.threads_per_rank))
+    session = wire(held, ranks, request, rows, reshaped(record, request, environment.threads_per_rank))
     return Prepared(held, data, model, session)
+
+
+def _summary(data: PreparedData, request: RuntimeRequest) -> DataSummary:
+    """What is trained on, and how many updates see all of it once."""
+    return data.summary().model_copy(update={"steps_per_epoch": data.num_samples / request.training.global_batch_size})
 
 
 def _refuse_other_life(held: Held, record: RunRecord) -> None:

@@ -3,7 +3,7 @@
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from mem_core.core.recovery.mem_orchestrator import Train
+from mem_core.core.recovery.actions import Train
 from tasks.running import session_of
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mem_core.bootstrap import examine_only, live_root
 from mem_core.core.doctor.environment_doctor import error_of
+from mem_core.core.results.length import refuse_epochs
 from mem_core.domain.errors import RequestError
 from mem_core.domain.fault_kinds import FAULT_KINDS, offered_kinds
 from mem_core.domain.request import ChaosSection, RuntimeRequest
@@ -39,6 +40,7 @@ def carry_out_drill(request: RuntimeRequest, seed: int | None = None) -> DrillRe
     Raises:
         MemError: the request or the machine is unfit before anything was started.
     """
+    refuse_epochs(request, "a drill")
     settings = Settings.from_environment()
     section = request.chaos or ChaosSection()
     section = section if seed is None else section.model_copy(update={"seed": seed})

@@ -6,6 +6,7 @@ import time
 from flows.commands.drill import MAX_RUN_ID, child_command, free_run_id
 from mem_core.bootstrap import examine_only, live_root
 from mem_core.core.doctor.environment_doctor import error_of
+from mem_core.core.results.length import refuse_epochs
 from mem_core.domain.errors import RequestError
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.units import Value
@@ -58,6 +59,7 @@ def issue_certificate(request: RuntimeRequest) -> tuple[ResumeCertificate, Drill
         RequestError: too few steps for three pieces. MemError: request or machine are unfit.
     """
     settings = Settings.from_environment()
+    refuse_epochs(request, "the proof")
     num_steps = request.training.max_steps
     if num_steps < MIN_STEPS:
         raise RequestError(

@@ -13,6 +13,7 @@ from mem_core.domain.events import (
     CheckpointJudged,
     CheckpointRemoved,
     DoctorReported,
+    Evaluated,
     FaultMet,
     JournalLine,
     OomAbsorbed,
@@ -76,6 +77,8 @@ class RunBoard:
     decisions: deque[DecisionRow] = field(default_factory=lambda: deque(maxlen=NUM_DECISIONS))
     loss: Curve = field(default_factory=Curve)
     memory: Curve = field(default_factory=Curve)
+    held_out: Curve = field(default_factory=Curve)
+    evaluation: Evaluated | None = None
     segment: SegmentStarted | None = None
     ended: RunEnded | None = None
     attempt: int = 0
@@ -94,6 +97,7 @@ class RunBoard:
         self.view = _with_known(view, self.view)
         self.updated_unix_s = time.time()
         if isinstance(view, ProgressView):
+            self.total_steps = view.total_steps  # what was asked in epochs is known in steps only now
             self.step = view.step or self.step  # fresh workers say 0 until they have restored
             if view.loss is not None:
                 self.loss.add(view.step, view.loss)
@@ -135,6 +139,9 @@ class RunBoard:
                 self.faults.append(FaultRow(line.time_unix_s, event.kind, event.step, event.detail))
             case Recovered() as event:
                 self._recovered(event)
+            case Evaluated() as event:
+                self.evaluation = event
+                self.held_out.add(event.step, event.validation_loss)
             case OomAbsorbed():
                 self.num_ooms_absorbed += 1
             case RunEnded() as event:

@@ -7,7 +7,8 @@ from flows.prefect_view.curves import curve_svg, data_url
 from mem_core.domain.checkpoint import CheckpointVerdict
 from mem_core.domain.policy import PolicyDecision
 from mem_core.domain.units import format_bytes, format_seconds
-from mem_core.infrastructure.telemetry.progress import ProgressView, describe
+from mem_core.infrastructure.telemetry.metrics import figures_of
+from mem_core.infrastructure.telemetry.progress import ProgressView, describe, epoch_words
 
 STEPPING = ("", "forward", "backward", "step", "data")
 
@@ -57,9 +58,11 @@ def _progress(board: RunBoard) -> str:
     segment = board.segment
     rows = [
         ("steps", f"{board.step:,} of {board.total_steps:,} ({board.percent:.1f} %)"),
+        ("epoch", epoch_words(view).removeprefix("epoch ").replace("/", " of ") if view is not None else ""),
         ("validated", f"step {board.validated_step:,}, {board.num_validated:,} checkpoints proven"),
         ("segment", f"steps {segment.from_step:,} to {segment.until_step:,}, try {segment.try_number}" if segment else ""),
         ("loss", f"{view.loss:.4f}" if view is not None and view.loss is not None else ""),
+        *_held_out(board),
         ("learning rate", f"{view.learning_rate:.3g}" if view is not None and view.learning_rate is not None else ""),
         ("tokens a second", f"{view.tokens_per_s:,.0f}" if view is not None and view.tokens_per_s is not None else ""),
         ("memory", _memory(view) if view is not None else ""),
@@ -68,6 +71,14 @@ def _progress(board: RunBoard) -> str:
         ("last news", time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(board.updated_unix_s)) if board.updated_unix_s else ""),
     ]
     return table(("progress", ""), [row for row in rows if row[1]])
+
+
+def _held_out(board: RunBoard) -> list[tuple[str, str]]:
+    """The last figures of each set."""
+    event = board.evaluation
+    if event is None:
+        return []
+    return [(f"held out: {name}", f"after step {event.step:,}: {figures.words()}") for name, figures in figures_of(event).items()]
 
 
 def _memory(view: ProgressView) -> str:
@@ -79,6 +90,8 @@ def _pictures(board: RunBoard) -> list[str]:
     pictures: list[str] = []
     if len(board.loss.points) > 1:
         pictures.append(f"![loss]({data_url(curve_svg(board.loss, 'Loss', '#2563b0'))})")
+    if len(board.held_out.points) > 1:
+        pictures.append(f"![held out]({data_url(curve_svg(board.held_out, 'Loss of held-out rows', '#a05a2c'))})")
     if len(board.memory.points) > 1:
         pictures.append(f"![memory]({data_url(curve_svg(board.memory, 'Memory of the workers', '#2f8f5b', ' MiB', from_zero=True))})")
     return pictures

@@ -151,7 +151,7 @@ def submit(
     """Start a deployment; returns at once. Works with and without a running event loop.
 
     `request` replaces the deployment's own as a whole; `overrides` change single values. Other parameters go to the deployment
-    as they are (`submit(deployment="finetune/finetune", run_id="a", data=["notes.txt"])`).
+    as they are (`submit(deployment="finetune/finetune", run_id="a", model="models/base", data=["notes.txt"])`).
 
     Raises:
         RequestError: the request is wrong or larger than a request is (nothing is submitted), or there is no such deployment.

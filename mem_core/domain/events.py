@@ -11,6 +11,8 @@ from mem_core.domain.checkpoint import CheckpointVerdict
 from mem_core.domain.environment import EnvironmentReport
 from mem_core.domain.plan import CandidatePlan, MemoryPlanChange
 from mem_core.domain.policy import PolicyDecision
+from mem_core.domain.results.evaluation import SetFigures, StoppedEarly
+from mem_core.domain.results.exports import ExportSummary
 from mem_core.domain.run import DataSummary
 from mem_core.domain.segment import SegmentOutcome
 from mem_core.domain.units import Value
@@ -175,6 +177,21 @@ class Evaluated(Value):
     validation_loss: float
     validation_rows: int | None = Field(default=None, description="Held-out rows that it is the loss of.")
     validation_rows_total: int | None = Field(default=None, description="All held-out rows.")
+    sets: dict[str, SetFigures] = Field(default={}, description="Every set by its name, the first of them above; empty in older journals.")
+
+
+class RunStoppedEarly(Value):
+    """The loss of the first set has not fallen for as many evaluations as the request has patience for: the run ends here, completed."""
+
+    event: Literal["stopped_early"] = "stopped_early"
+    stopped: StoppedEarly
+
+
+class Exported(Value):
+    """The end of the run as a model folder, or why there is none."""
+
+    event: Literal["exported"] = "exported"
+    summary: ExportSummary
 
 
 class TimeSpent(Value):
@@ -212,7 +229,7 @@ class RunEnded(Value):
 Event = Annotated[
     AttemptStarted | DoctorReported | DataPrepared | PolicyDecided | SegmentStarted | MemoryPlanChanged | SegmentEnded | CheckpointSealed
     | CheckpointCommitted | CheckpointJudged | CheckpointRemoved | CheckpointMirrored | Resumed | OomAbsorbed | FaultMet | Recovered
-    | BatchSkipped | Evaluated | TimeSpent | Noted | RunEnded,
+    | BatchSkipped | Evaluated | RunStoppedEarly | Exported | TimeSpent | Noted | RunEnded,
     Field(discriminator="event"),
 ]  # fmt: skip
 EVENT_ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)

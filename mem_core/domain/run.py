@@ -5,6 +5,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from mem_core.domain.plan import Hyperparams, MemoryPlanChange
+from mem_core.domain.results.evaluation import BestStep, SetFigures, StoppedEarly
+from mem_core.domain.results.exports import ExportSummary
 from mem_core.domain.units import Value
 
 RunStatus = Literal["completed", "interrupted", "failed", "running"]
@@ -96,6 +98,7 @@ class DataSummary(Value):
     num_sequences: int = 0
     num_tokens: int = 0
     trained_tokens: int = Field(default=0, description="Label positions that count, over one epoch.")
+    steps_per_epoch: float | None = Field(default=None, description="Updates that see every training row once.")
     num_validation_sequences: int = 0
     num_bad_rows: int = 0
     bad_rows: tuple[str, ...] = Field(default=(), description="file:line: reason, the first ten.")
@@ -130,6 +133,7 @@ class RunResult(Value):
     message: str = ""
     applied_steps: int = 0
     skipped_steps: int = 0
+    epochs: float | None = Field(default=None, description="How often every training row was seen; None where it is not known.")
     trajectory_digest: str = ""
     weights_digest: str = ""
     loss_first: float | None = None
@@ -137,6 +141,11 @@ class RunResult(Value):
     validation_loss: float | None = None
     validation_rows: int | None = None
     validation_rows_total: int | None = None
+    evaluation: dict[str, SetFigures] = Field(default={}, description="The last figures of each set of held-out rows, by its name.")
+    best: BestStep | None = Field(
+        default=None, description="None without evaluation; its checkpoint stays where evaluation.keep_best asks."
+    )
+    stopped_early: StoppedEarly | None = Field(default=None, description="Where and why, if evaluation.patience ended the run.")
     tokens: int = 0
     tokens_per_s: float = 0.0
     restarts: int = 0
@@ -149,17 +158,11 @@ class RunResult(Value):
     goodput: Goodput = Goodput()
     memory: MemorySummary = MemorySummary()
     data: DataSummary | None = Field(default=None, description="None where no data was prepared yet, or by an older version.")
+    export: ExportSummary | None = Field(default=None, description="The model folder at the end; None where none was to be made.")
     live: LiveStep | None = Field(default=None, description="Where a run that goes on is right now; only `mem status` knows it.")
     device: str = ""
     report_url: str = ""
     run_folder: str = ""
-
-
-def rows_words(rows: int | None, rows_total: int | None) -> str:
-    """What a validation loss is the loss of: "1,107 rows", "2,048 of 90,000 rows, evenly spread"; empty where it was not written down."""
-    if rows is None or rows_total is None:
-        return ""
-    return f"{rows:,} rows" if rows >= rows_total else f"{rows:,} of {rows_total:,} rows, evenly spread"
 
 
 class RepeatedFailure(Value):

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from mem_core import bootstrap
-from mem_core.core.recovery.mem_orchestrator import Train
+from mem_core.core.recovery.actions import Train
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.domain.segment import SegmentCompleted, SegmentInterrupted

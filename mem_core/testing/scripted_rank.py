@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.plan import Hyperparams
+from mem_core.domain.results.evaluation import SetFigures
 from mem_core.domain.segment import Evidence, WorkerError
 from mem_core.runtime.ranks.agreement import Agreement
 from mem_core.runtime.ranks.place import RankPlace
@@ -70,7 +71,7 @@ def serve(connection: Connection, train: Misbehave = lambda actor, command: None
                 if restored is not None:
                     restored(actor)
             case Evaluate():
-                connection.send(Evaluated(1.5))
+                connection.send(Evaluated({"validation": SetFigures.of(1.5, 0.5, tokens=1, rows=1, rows_total=1)}))
             case Train():
                 reply = train(actor, command)
                 connection.send(reply or done(command.until_step))

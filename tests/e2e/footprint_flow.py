@@ -18,7 +18,7 @@ from flows.context import shown_in_prefect
 from flows.endurance_flow import train_to_end
 from flows.mem_flow import mem_flow
 from flows.prefect_view.publisher import PrefectView
-from mem_core.core.recovery.mem_orchestrator import Action, Finish, Train
+from mem_core.core.recovery.actions import Action, Finish, Train
 from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.checkpoint import CheckpointVerdict
 from mem_core.domain.errors import Interrupted

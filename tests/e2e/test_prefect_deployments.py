@@ -57,7 +57,14 @@ def test_restore_drill_fails_where_there_is_nothing_to_restore(site: Site) -> No
 
 def test_finetune_trains_with_few_parameters(site: Site) -> None:
     """Model, data and numbers as the form asks for them; with more steps the same run goes on."""
-    parameters = {"run_id": "tuned", "store": str(site.store), "max_steps": 40, "sequence_length": 64, "overrides": {"device": "cpu"}}
+    parameters = {
+        "run_id": "tuned",
+        "model": "preset:llama-nano",
+        "store": str(site.store),
+        "max_steps": 40,
+        "sequence_length": 64,
+        "overrides": {"device": "cpu"},
+    }
     completed(site, site.run_deployment("finetune/finetune", **parameters))
     assert site.result("tuned")["applied_steps"] == 40
     completed(site, site.run_deployment("finetune/finetune", **{**parameters, "max_steps": 60}))

@@ -66,7 +66,11 @@ def test_a_cancelled_run_is_gone_in_time_held_meanwhile_and_goes_on_later(site: 
     first = site.train("cancelled", **{"training.max_steps": 100_000})
     site.wait_validated("cancelled", 50)
     holder = site.holder("cancelled")
-    second = site.wait_end(site.run_deployment("finetune/finetune", run_id="cancelled", store=str(site.store), overrides={"device": "cpu"}))
+    second = site.wait_end(
+        site.run_deployment(
+            "finetune/finetune", model="preset:llama-nano", run_id="cancelled", store=str(site.store), overrides={"device": "cpu"}
+        )
+    )
     assert second["state_name"] == "Failed"
     assert f"process {holder} " in second["state"]["message"]
 

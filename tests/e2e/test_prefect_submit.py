@@ -43,7 +43,12 @@ def test_a_held_run_is_named_and_a_cancelled_one_is_interrupted(site: Site) -> N
         run = submit(request_of(site, "python-held", 100_000), start_within_s=120)
         site.wait_validated("python-held", 50)
         other = submit(
-            deployment="finetune/finetune", run_id="python-held", store=str(site.store), overrides={"device": "cpu"}, start_within_s=120
+            deployment="finetune/finetune",
+            model="preset:llama-nano",
+            run_id="python-held",
+            store=str(site.store),
+            overrides={"device": "cpu"},
+            start_within_s=120,
         )
         with pytest.raises(RunHeld, match=f"process {site.holder('python-held')}"):
             other.result(timeout_s=240)
@@ -73,9 +78,18 @@ def test_a_queued_run_names_the_one_that_it_waits_behind(site: Site, capsys: pyt
     """The deployment has one place and lets others wait: nobody is missing, and it starts by itself."""
     parameters = {"store": str(site.store), "overrides": {"device": "cpu", "training.segment_steps": 50}}
     with temporary_settings({PREFECT_API_URL: site.url}):
-        first = submit(deployment="finetune/finetune", run_id="python-first", max_steps=100_000, start_within_s=120, **parameters)
+        first = submit(
+            deployment="finetune/finetune",
+            model="preset:llama-nano",
+            run_id="python-first",
+            max_steps=100_000,
+            start_within_s=120,
+            **parameters,
+        )
         site.wait_validated("python-first", 50)
-        second = submit(deployment="finetune/finetune", run_id="python-second", max_steps=20, start_within_s=1, **parameters)
+        second = submit(
+            deployment="finetune/finetune", model="preset:llama-nano", run_id="python-second", max_steps=20, start_within_s=1, **parameters
+        )
         wait_for(lambda: site.state(str(second.flow_run_id)) == "AwaitingConcurrencySlot", "the queue", 60)
         assert "waits behind python-first (Running): one run at a time" in second.status()
         with pytest.raises(TimeoutError, match="waits behind python-first"):
@@ -97,10 +111,10 @@ def test_rows_in_the_request_are_refused_in_one_line() -> None:
 
 def test_what_the_server_refuses_is_told_in_its_words_alone(site: Site) -> None:
     with temporary_settings({PREFECT_API_URL: site.url}), pytest.raises(RequestError, match="max_steps") as caught:
-        submit(deployment="finetune/finetune", run_id="a", max_steps=0)
+        submit(deployment="finetune/finetune", model="preset:llama-nano", run_id="a", max_steps=0)
     assert len(str(caught.value)) < 700
 
 
 def test_a_server_that_is_away_is_named() -> None:
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}), pytest.raises(EnvironmentUnfit, match="is away"):
-        submit(deployment="finetune/finetune", run_id="a")
+        submit(deployment="finetune/finetune", model="preset:llama-nano", run_id="a")

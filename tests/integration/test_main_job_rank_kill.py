@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mem_core.core.recovery.mem_orchestrator import Train
+from mem_core.core.recovery.actions import Train
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.runtime.session.run_session import RunSession

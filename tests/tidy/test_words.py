@@ -11,6 +11,7 @@ from source_tree import ROOT, python_files, tracked_files, tree_of
 
 from flows.cli import build_parser
 from mem_core.domain.errors import MemError
+from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.request.errors import known_fields
 from mem_core.infrastructure.request.file import build_request, load_request
 
@@ -25,6 +26,18 @@ def readme_commands() -> list[list[str]]:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     lines = [line for block in BLOCK.findall(text) for line in block.replace("\\\n", " ").splitlines()]
     return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+COMING = (ROOT / "deployments" / "COMING_FROM_TRAINER.md").read_text(encoding="utf-8")
+
+
+def test_the_page_for_people_from_other_trainers_names_fields_that_there_are() -> None:
+    """Its request is one that may be run, and each name in a first column is a field, or a value of one."""
+    build_request(yaml.safe_load(COMING.split("```yaml\n")[1].split("```")[0]))
+    rows = [line.split("|")[1] for line in COMING.splitlines() if line.startswith("| `")]
+    named = {name.split(":")[0] for row in rows for name in re.findall(r"`([^`]+)`", row)} - {"run_id", "deepspeed"}
+    assert len(named) > 25
+    assert named <= {path for path, _ in known_fields(RuntimeRequest)}
 
 
 def make_targets() -> set[str]:

@@ -3,16 +3,17 @@
 import numpy as np
 import pytest
 
-from mem_core.domain.run import RunResult, rows_words
+from mem_core.domain.results.evaluation import rows_words
+from mem_core.domain.run import RunResult
 from mem_core.infrastructure.telemetry.notebook import result_facts
 from mem_core.runtime.deepspeed.evaluation import spread
-from mem_core.runtime.session.segment_service import MAX_VALIDATION_BATCHES
 
 
 @pytest.mark.parametrize("num_rows", [1, 7, 128, 1_107, 2_048])
-def test_every_row_counts_where_there_is_time_for_it(num_rows: int) -> None:
-    """1,107 rows in batches of 8 are 139 batches: all of them, each once."""
-    assert np.array_equal(spread(num_rows, MAX_VALIDATION_BATCHES * 8), np.arange(num_rows))
+def test_every_row_counts_where_no_bound_is_reached(num_rows: int) -> None:
+    """All of them, each once, in order: where nobody set a bound, and where it is not reached."""
+    assert np.array_equal(spread(num_rows, None), np.arange(num_rows))
+    assert np.array_equal(spread(num_rows, 2_048), np.arange(num_rows))
 
 
 @pytest.mark.parametrize(("num_rows", "most"), [(1_107, 128), (2_049, 2_048), (90_000, 2_048), (10, 3), (5, 1)])

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from mem_core.core.recovery.actions import GiveUp, Progress, Retry
 from mem_core.core.recovery.failure_count import FailureCount
-from mem_core.core.recovery.mem_orchestrator import GiveUp, MemOrchestrator, Progress, Retry
+from mem_core.core.recovery.mem_orchestrator import MemOrchestrator
 from mem_core.domain.errors import DataError, EnvironmentUnfit, MemError, NoProgress, PolicyRefused, RequestError
 from mem_core.domain.segment import Evidence, Hung, NonFinite, OutOfMemory, Refusal, SaveFailed, SegmentFailure, WorkerError, WorkerLost
 from mem_core.runtime.ranks.worker.classify import classify

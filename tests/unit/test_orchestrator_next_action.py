@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from mem_core.core.recovery.actions import Action, Finish, GiveUp, Pause, Progress, Retry, Train
 from mem_core.core.recovery.failure_count import FailureCount
-from mem_core.core.recovery.mem_orchestrator import BACK_OFF_S, Action, Finish, GiveUp, MemOrchestrator, Pause, Progress, Retry, Train
+from mem_core.core.recovery.mem_orchestrator import BACK_OFF_S, MemOrchestrator
 from mem_core.domain.errors import InternalError, MemError, MemoryExhausted, NoProgress, NoValidCheckpoint, StoreUnavailable
 from mem_core.domain.segment import (
     Evidence,

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from mem_core.core.recovery.mem_orchestrator import Action, MemOrchestrator, Progress, Train
+from mem_core.core.recovery.actions import Action, Progress, Train
+from mem_core.core.recovery.mem_orchestrator import MemOrchestrator
 from mem_core.domain.checkpoint import CheckpointVerdict
 from mem_core.domain.errors import Interrupted, NoProgress
 from mem_core.domain.segment import SegmentCompleted, SegmentInterrupted

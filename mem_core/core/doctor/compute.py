@@ -144,7 +144,7 @@ def batch_finding(request: RuntimeRequest, rows: int) -> Finding:
 def schedule_findings(request: RuntimeRequest) -> tuple[Finding, ...]:
     """A warm-up that the run never leaves, so that the learning rate that was asked for is never reached."""
     training = request.training
-    if training.warmup_steps <= training.max_steps:
+    if training.warmup_ratio is not None or training.warmup_steps <= training.max_steps:
         return ()
     peak = training.max_steps / training.warmup_steps
     return (

@@ -1,8 +1,8 @@
 """`MemOrchestrator`: from progress and outcome to the next action, purely. Every bound on retries is here."""
 
-from dataclasses import dataclass
 from typing import Literal, assert_never
 
+from mem_core.core.recovery.actions import Action, Evaluate, Finish, GiveUp, Pause, Progress, Retry, Train
 from mem_core.core.recovery.blame import failed_batch, rate_may_help, scale_at_floor
 from mem_core.domain.errors import (
     EnvironmentUnfit,
@@ -36,84 +36,6 @@ LOADS_OF_A_DEATH = 3  # a kill, a hang or too little memory comes from outside m
 OnNonFinite = Literal["retry", "skip", "lower_lr", "fail"]
 
 
-class Progress(Value):
-    """Where the run stands, as far as the next action depends on it.
-
-    `failures_without_progress` counts failed tries since the validated step last advanced, this one included (I8);
-    `same_batch_failures` those of them that failed at one and the same batch in the same way. `sample_ids` are those of the batch
-    that failed last, `skipped_batches` how many the user's choice has left out so far. `stop_by`: who asks for an end, in words.
-    `failed_loads`: how often the checkpoint that was being loaded has failed in a row; `can_fall_back`: there is an older proven one;
-    `passed_over`: newer ones that failed before it.
-    `same_errors`: how often in a row a fresh process met the same error before any step, at `same_error_batches` different batches.
-    `has_stepped`: whether any process of this attempt applied a step; until then a failing batch says nothing about its samples.
-    """
-
-    applied_steps: int
-    validated_step: int | None
-    failures_without_progress: int = 0
-    same_batch_failures: int = 0
-    can_shrink: bool = True
-    can_defragment: bool = False
-    sample_ids: tuple[int, ...] = ()
-    skipped_batches: int = 0
-    stop_by: str = ""
-    failed_loads: int = 0
-    can_fall_back: bool = False
-    passed_over: tuple[int, ...] = ()
-    same_errors: int = 0
-    same_error_batches: int = 0
-    has_stepped: bool = True
-
-
-@dataclass(frozen=True)
-class Train:
-    """Train one segment."""
-
-    segment_index: int
-    from_step: int
-    until_step: int
-
-
-@dataclass(frozen=True)
-class Retry:
-    """Replace the workers, go back to the last validated step, shrink first where memory was the cause.
-
-    `defragment` asks for another setting of the device's allocator instead: memory was in pieces, not too little.
-    `skip_batch` leaves a batch out for good, recorded before the next try; `lower_lr` asks the policy engine for less.
-    `set_aside_step`: try an older checkpoint than this one, and set this one aside once the older one is loaded.
-    """
-
-    delay_s: float
-    reason: str
-    shrink: bool = False
-    defragment: bool = False
-    skip_batch: int | None = None
-    lower_lr: bool = False
-    set_aside_step: int | None = None
-
-
-@dataclass(frozen=True)
-class Finish:
-    """All steps are applied."""
-
-
-@dataclass(frozen=True)
-class Pause:
-    """Interrupted on purpose; the same command goes on."""
-
-    by: str
-
-
-@dataclass(frozen=True)
-class GiveUp:
-    """End with this error."""
-
-    error: MemError
-
-
-Action = Train | Retry | Finish | Pause | GiveUp
-
-
 class MemOrchestrator(Value):
     """Decides what a run does next, within the bounds that its request sets on going on.
 
@@ -122,6 +44,7 @@ class MemOrchestrator(Value):
 
     max_steps: int
     segment_steps: int
+    evaluate_every_steps: int | None = None
     max_failures_without_progress: int
     memory_mode: Literal["adaptive", "fixed"] = "adaptive"
     on_poisoned_batch: Literal["fail", "skip"] = "fail"
@@ -135,6 +58,7 @@ class MemOrchestrator(Value):
         return cls(
             max_steps=request.training.max_steps,
             segment_steps=request.effective_segment_steps,
+            evaluate_every_steps=request.effective_evaluation_steps,
             max_failures_without_progress=resilience.max_failures_without_progress,
             memory_mode=request.memory.mode,
             on_poisoned_batch=resilience.on_poisoned_batch,
@@ -159,9 +83,18 @@ def _go_on(progress: Progress, limits: MemOrchestrator) -> Action:
         return Finish()  # whoever asked for an end gets the best one
     if progress.stop_by:
         return Pause(progress.stop_by)
-    index = progress.applied_steps // limits.segment_steps
+    step, every_steps = progress.applied_steps, limits.evaluate_every_steps
+    if every_steps is not None and step and step % every_steps == 0 and not progress.is_evaluated:
+        return Evaluate(step)
+    if progress.stops_early:
+        return Finish()
+    # A segment keeps its number where an evaluation cuts it: what was decided for it holds for both parts, so that whether anybody
+    # looks at held-out rows changes nothing about training.
+    index = step // limits.segment_steps
     until = min(limits.max_steps, (index + 1) * limits.segment_steps)
-    return Train(segment_index=index, from_step=progress.applied_steps, until_step=until)
+    if every_steps is not None:
+        until = min(until, (step // every_steps + 1) * every_steps)
+    return Train(segment_index=index, from_step=step, until_step=until)
 
 
 def _after_failure(progress: Progress, failure: SegmentFailure, limits: MemOrchestrator) -> Action:

@@ -7,6 +7,7 @@ Steps that were done again are not counted twice: going back to a step drops wha
 from collections.abc import Iterable
 from typing import Any, assert_never
 
+from mem_core.core.results.evaluations import EvaluationBook
 from mem_core.core.run.fold_checkpoints import Checkpoints
 from mem_core.core.run.fold_parts import Failures, LineOfWork
 from mem_core.core.run.goodput import WallTimeFold
@@ -23,6 +24,7 @@ from mem_core.domain.events import (
     DoctorReported,
     Evaluated,
     Event,
+    Exported,
     FaultMet,
     JournalLine,
     MemoryPlanChanged,
@@ -32,11 +34,13 @@ from mem_core.domain.events import (
     Recovered,
     Resumed,
     RunEnded,
+    RunStoppedEarly,
     SegmentEnded,
     SegmentStarted,
     TimeSpent,
 )
 from mem_core.domain.plan import MemoryPlanChange
+from mem_core.domain.results.exports import ExportSummary
 from mem_core.domain.run import DataSummary, DecidedSegment, MemorySummary, PolicyCounts, RunResult, RunState, RunStatus
 from mem_core.domain.segment import SegmentCompleted, SegmentInterrupted
 
@@ -82,12 +86,14 @@ class RunFold:
         self._report: EnvironmentReport | None = None
         self._data: DataSummary | None = None
         self._peak_bytes = 0
-        self._evaluated: Evaluated | None = None
+        self._book = EvaluationBook()
+        self._export: ExportSummary | None = None
 
     def add(self, line: JournalLine) -> None:
         """Take the next line."""
         event = line.event
         self._failures.now_s = line.time_unix_s
+        self._book.add(event)
         match event:
             case AttemptStarted():
                 self._on_attempt_started(event, line.time_unix_s)
@@ -137,10 +143,12 @@ class RunFold:
                 self._back_step = None
             case Recovered():
                 self._failures.recovered(event)
-            case Evaluated():
-                self._evaluated = event
             case CheckpointSealed() | BatchSkipped() | Noted() | AttemptStarted() | RunEnded() | TimeSpent():
                 pass
+            case Exported():
+                self._export = event.summary
+            case Evaluated() | RunStoppedEarly():
+                pass  # the book has them
             case _:
                 assert_never(event)
 
@@ -169,6 +177,7 @@ class RunFold:
     def result(self, *, run_id: str = "", run_folder: str = "", report_url: str = "") -> RunResult:
         """How the run ended, or stands, after the lines so far. `tokens_per_s` is over the time of the segments that count."""
         line = self._line
+        evaluated = self._book.newest
         committed, ended = self._checkpoints.digests_at(line.applied_steps), line.digests
         return RunResult(
             status=self._status,
@@ -177,13 +186,17 @@ class RunFold:
             message=self._message,
             applied_steps=line.applied_steps,
             skipped_steps=line.batch_index - line.applied_steps,
+            epochs=line.applied_steps / self._data.steps_per_epoch if self._data and self._data.steps_per_epoch else None,
             trajectory_digest=committed[0] or ended[0],
             weights_digest=committed[1] or ended[1],
             loss_first=line.loss_first,
             loss_last=line.loss_last,
-            validation_loss=self._evaluated.validation_loss if self._evaluated else None,
-            validation_rows=self._evaluated.validation_rows if self._evaluated else None,
-            validation_rows_total=self._evaluated.validation_rows_total if self._evaluated else None,
+            validation_loss=evaluated.validation_loss if evaluated else None,
+            validation_rows=evaluated.validation_rows if evaluated else None,
+            validation_rows_total=evaluated.validation_rows_total if evaluated else None,
+            evaluation=evaluated.sets if evaluated else {},
+            best=self._book.best(),
+            stopped_early=self._book.stopped_early,
             tokens=line.tokens,
             tokens_per_s=line.tokens_per_s,
             restarts=self._failures.restarts,
@@ -196,6 +209,7 @@ class RunFold:
             goodput=self._time.total(),
             memory=self._memory(),
             data=self._data,
+            export=self._export if self._export and self._export.step == line.applied_steps else None,
             device=self._report.device if self._report else "",
             report_url=report_url,
             run_folder=run_folder,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
+from mem_core.core.results.length import RunLength
 from mem_core.domain.errors import NoValidCheckpoint, RequestError
 from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.request import RuntimeRequest
@@ -23,7 +24,8 @@ class RunRecord(Value):
     """run.json: what this run is. Frozen at birth but for the changes named as allowed."""
 
     run_id: str
-    request: RuntimeRequest
+    request: RuntimeRequest = Field(description="In steps, whatever it was asked in.")
+    length: RunLength = Field(default=RunLength(), description="What its steps follow from.")
     device: str
     dtype: str
     default_plan: MemoryPlan

@@ -11,6 +11,7 @@ from mem_core.domain.events import (
     DataPrepared,
     Evaluated,
     Event,
+    Exported,
     FaultMet,
     JournalLine,
     MemoryPlanChanged,
@@ -20,11 +21,12 @@ from mem_core.domain.events import (
     Recovered,
     Resumed,
     RunEnded,
+    RunStoppedEarly,
     SegmentEnded,
     SegmentStarted,
 )
 from mem_core.domain.plan import MemoryPlan
-from mem_core.domain.run import rows_words
+from mem_core.domain.results.evaluation import rows_words
 from mem_core.domain.segment import SegmentCompleted, SegmentInterrupted, SegmentOutcome, describe_failure
 from mem_core.domain.units import format_bytes, format_seconds
 
@@ -48,6 +50,10 @@ def event_words(event: Event) -> str | None:
             return _of_checkpoint(event)
         case MemoryPlanChanged() | OomAbsorbed() | FaultMet() | Recovered():
             return _of_trouble(event)
+        case RunStoppedEarly(stopped=stopped):
+            return f"stopped early after step {stopped.step:,}: {stopped.metric} no longer falls"
+        case Exported(summary=summary):
+            return f"model folder of step {summary.step:,}: {summary.folder}" if summary.folder else f"no model folder: {summary.problem}"
         case _:
             return None
 
@@ -76,6 +82,9 @@ def _of_training(event: SegmentStarted | SegmentEnded | Evaluated | BatchSkipped
         case SegmentEnded():
             return _segment_end(event.segment_index, event.outcome)
         case Evaluated():
+            if event.sets:
+                figures = "; ".join(f"{name} {found.words()}" for name, found in event.sets.items())
+                return f"held-out rows after step {event.step:,}: {figures}"
             words = rows_words(event.validation_rows, event.validation_rows_total)
             return f"validation loss {event.validation_loss:.4f} at step {event.step:,}{f' over {words}' if words else ''}"
         case BatchSkipped():

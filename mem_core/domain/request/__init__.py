@@ -6,6 +6,7 @@ from birth; checks that need the machine, the data or the model belong to the do
 
 from mem_core.domain.request.checkpoint import CheckpointSection
 from mem_core.domain.request.data import DataSection
+from mem_core.domain.request.evaluation import VALIDATION, EvaluationSection
 from mem_core.domain.request.memory import MemorySection
 from mem_core.domain.request.model import LoraSection, ModelSection
 from mem_core.domain.request.parallel import ParallelSection
@@ -20,10 +21,12 @@ __all__ = [
     "MAX_SEGMENTS",
     "OWNED_DEEPSPEED_KEYS",
     "STEPS_LIMIT",
+    "VALIDATION",
     "ApprovalSection",
     "ChaosSection",
     "CheckpointSection",
     "DataSection",
+    "EvaluationSection",
     "LoraSection",
     "MemorySection",
     "ModelSection",

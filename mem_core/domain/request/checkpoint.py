@@ -16,6 +16,9 @@ class CheckpointSection(Section):
         default=None, description="End a segment after this many seconds; auto chooses by measured save cost and fault rate."
     )
     validation: Literal["integrity", "replay"] = Field(default="integrity", description="How a checkpoint is proven.")
+    export: Literal["auto", "off"] = Field(
+        default="auto", description="auto writes a model folder to export/ at the end of a run that began with one; off leaves that out."
+    )
     mirror: str | None = Field(
         default=None, description="fsspec URL that gets a copy of every validated checkpoint; only with a local store."
     )

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from mem_core.domain.request.checkpoint import CheckpointSection
 from mem_core.domain.request.data import DataSection
+from mem_core.domain.request.evaluation import EvaluationSection
 from mem_core.domain.request.memory import MemorySection
 from mem_core.domain.request.model import ModelSection
 from mem_core.domain.request.parallel import ParallelSection
@@ -36,6 +37,9 @@ class RuntimeRequest(Section):
     data: DataSection = Field(default=DataSection(), title="Data", description="What to train on.")
     training: TrainingSection = Field(default=TrainingSection(), title="Training", description="How long and how.")
     parallel: ParallelSection = Field(default=ParallelSection(), title="Parallel", description="How the work is spread.")
+    evaluation: EvaluationSection = Field(
+        default=EvaluationSection(), title="Evaluation", description="Held-out rows during training, and what follows from them."
+    )
     memory: MemorySection = Field(default=MemorySection(), title="Memory", description="How memory is used.")
     checkpoint: CheckpointSection = Field(default=CheckpointSection(), title="Checkpoints", description="When to save, what to keep.")
     deepspeed: dict[str, Any] = Field(default={}, description="Raw DeepSpeed keys, merged into the engine's configuration.")
@@ -73,7 +77,23 @@ class RuntimeRequest(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _has_rows_to_evaluate(self) -> "RuntimeRequest":
+        section = self.evaluation
+        if section.every_steps is not None and self.data.validation is None and not section.sets:
+            raise ValueError("evaluation.every_steps needs rows to evaluate; set data.validation or evaluation.sets")
+        return self
+
+    @property
+    def effective_evaluation_steps(self) -> int | None:
+        """Steps between evaluations after the same cap; None where only the end is evaluated."""
+        every_steps = self.evaluation.every_steps
+        return None if every_steps is None else max(every_steps, -(-self.training.max_steps // MAX_SEGMENTS))
+
     @property
     def effective_segment_steps(self) -> int:
-        """Steps of a segment after the cap on the number of segments, so that Prefect's database stays light."""
+        """Steps of a segment after the cap on the number of segments, so that Prefect's database stays light. Where epochs are asked
+        for, the cap follows once their steps are known."""
+        if self.training.epochs is not None:
+            return self.training.segment_steps
         return max(self.training.segment_steps, -(-self.training.max_steps // MAX_SEGMENTS))

@@ -25,12 +25,13 @@ _MARGINS_INCHES = (0.5, 0.42, 0.1, 0.28)
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line of a chart. x, y: (n,), already thinned. `faint` lies behind, `main` in front, `points` are dots, `limit` is dashed."""
+    """One line of a chart. x, y: (n,), already thinned. `faint` lies behind, `main` in front, `points` and
+    `more` are dots on a line, `limit` is dashed."""
 
     label: str
     x: NDArray[np.generic]
     y: NDArray[np.generic]
-    look: Literal["faint", "main", "points", "limit"] = "main"
+    look: Literal["faint", "main", "points", "more", "limit"] = "main"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +107,9 @@ def _plot(axes: "Axes", series: Series) -> None:
             axes.plot(series.x, series.y, color=_COLOURS["accent"], alpha=0.3, linewidth=0.7, label=series.label)
         case "main":
             axes.plot(series.x, series.y, color=_COLOURS["accent"], linewidth=1.4, label=series.label)
-        case "points":
-            dots = "o-" if series.x.size <= _MAX_DOTS else "-"
+        case "points" | "more":
+            line = "-" if series.look == "points" else ":"
+            dots = f"o{line}" if series.x.size <= _MAX_DOTS else line
             axes.plot(series.x, series.y, dots, color=_COLOURS["second"], linewidth=0.9, markersize=2.5, label=series.label)
         case "limit":
             axes.plot(series.x, series.y, "--", color=_COLOURS["bad"], linewidth=1.1, label=series.label)

@@ -3,6 +3,7 @@
 import os
 import re
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -10,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mem_core.domain.errors import InternalError
+from mem_core.domain.events import Evaluated
+from mem_core.domain.results.evaluation import SetFigures
 from mem_core.infrastructure.storage.reading import open_regular, why
 
 Columns = dict[str, NDArray[np.generic]]
@@ -28,6 +31,8 @@ METRIC_DTYPES: dict[str, type[np.generic]] = {
 OPTIONAL_DTYPES: dict[str, type[np.generic]] = {"added_loss": np.float64}
 """Columns of some runs; zero for segments without them."""
 _DTYPES = METRIC_DTYPES | OPTIONAL_DTYPES
+EVALUATIONS_NAME = "evaluations.npz"
+_NO_ACCURACY = float("nan")
 _NAME = re.compile(r"^step-(\d{9,})\.npz$")
 _LIMIT_BYTES = 1 << 30
 _TEMPORARY_PREFIX = ".writing-"
@@ -166,3 +171,39 @@ def rolling_mean(values: NDArray[np.floating], window: int) -> NDArray[np.float6
     low, high = np.maximum(positions - window // 2, 0), np.minimum(positions + (window + 1) // 2, values.size)
     with np.errstate(invalid="ignore", divide="ignore"):
         return (sums[high] - sums[low]) / (counts[high] - counts[low])
+
+
+def figures_of(event: Evaluated) -> dict[str, SetFigures]:
+    """The sets of an evaluation; an older one had the held-out rows alone, and its loss alone."""
+    if event.sets:
+        return event.sets
+    rows, total = event.validation_rows or 0, event.validation_rows_total or 0
+    return {"validation": SetFigures.of(event.validation_loss, None, tokens=0, rows=rows, rows_total=total)}
+
+
+def write_evaluation_metrics(folder: Path, evaluations: Sequence[Evaluated]) -> Path:
+    """Write every evaluation that counts: whole or not at all. Columns of equal length; `set` is text, never an object.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    rows = [(event.step, name, figures) for event in evaluations for name, figures in figures_of(event).items()]
+    accuracies = [figures.token_accuracy for *_, figures in rows]
+    columns = {
+        "step": np.array([step for step, *_ in rows], np.int64),
+        "set": np.array([name for _, name, _ in rows], np.str_),
+        "loss": np.array([figures.loss for *_, figures in rows], np.float64),
+        "perplexity": np.array([figures.perplexity for *_, figures in rows], np.float64),
+        "token_accuracy": np.array([_NO_ACCURACY if share is None else share for share in accuracies], np.float64),
+        "rows": np.array([figures.rows for *_, figures in rows], np.int64),
+        "rows_total": np.array([figures.rows_total for *_, figures in rows], np.int64),
+    }
+    folder.mkdir(exist_ok=True)
+    temporary = folder / f".writing-{os.getpid()}-{EVALUATIONS_NAME}"
+    try:
+        with temporary.open("wb") as file:
+            np.savez(file, **columns)  # pyright: ignore[reportArgumentType]
+        temporary.replace(folder / EVALUATIONS_NAME)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return folder / EVALUATIONS_NAME

@@ -1,6 +1,7 @@
 """A `RunResult` as people see it in a notebook or as text; light imports only."""
 
-from mem_core.domain.run import BETWEEN_ATTEMPTS, RunResult, rows_words
+from mem_core.domain.results.evaluation import rows_words
+from mem_core.domain.run import BETWEEN_ATTEMPTS, RunResult
 from mem_core.domain.units import format_bytes, format_seconds
 from mem_core.infrastructure.telemetry.html import Html, element, escape, join
 
@@ -13,11 +14,17 @@ def result_facts(result: RunResult) -> list[tuple[str, str]]:
     num_recovered = sum(fault.recovered_s is not None for fault in result.faults)
     budget = f" of {format_bytes(memory.budget_bytes)} ({memory.binding_limit})" if memory.budget_bytes else ""
     facts = [
-        ("steps", f"{result.applied_steps:,} applied, {result.skipped_steps:,} skipped"),
+        ("steps", f"{result.applied_steps:,} applied, {result.skipped_steps:,} skipped{_epochs(result)}"),
         (
             "loss",
             f"{_number(result.loss_first)} → {_number(result.loss_last)}, validation {_validation(result)}",
         ),
+        *(
+            (f"held out: {name}" if len(result.evaluation) > 1 else "held out", figures.words())
+            for name, figures in result.evaluation.items()
+        ),
+        ("best", f"step {result.best.step:,}, {result.best.metric} {result.best.value:.4f}" if result.best else ""),
+        ("stopped early", f"after step {result.stopped_early.step:,}" if result.stopped_early else ""),
         ("tokens", f"{result.tokens:,} at {result.tokens_per_s:,.0f} a second"),
         ("goodput", f"{goodput.fraction:.1%} of {format_seconds(goodput.lived_s)}"),
         ("faults", f"{len(result.faults):,} met, {num_recovered:,} recoveries measured, {result.restarts:,} restarts"),
@@ -30,6 +37,7 @@ def result_facts(result: RunResult) -> list[tuple[str, str]]:
         ("trajectory digest", result.trajectory_digest),
         ("weights digest", result.weights_digest),
         ("message", result.message),
+        ("export", (result.export.folder or f"none: {result.export.problem}") if result.export else ""),
         ("report", result.report_url),
         ("run folder", result.run_folder),
     ]
@@ -67,6 +75,10 @@ def result_text(result: RunResult) -> str:
     faults = [f"    {fault.kind} at step {fault.step:,}: {_recovery(fault.recovered_s)}" for fault in result.faults[-5:]]
     newest = ["  last faults", *faults] if faults else []
     return "\n".join([f"run {result.run_id}: {result.status}", *rows, *newest])
+
+
+def _epochs(result: RunResult) -> str:
+    return f", {result.epochs:.3g} epochs" if result.epochs is not None else ""
 
 
 def _recovery(recovered_s: float | None) -> str:

@@ -37,6 +37,13 @@ class ProgressView:
     validated_step: int | None = None
     restarts: int = 0
     phase: str = ""
+    steps_per_epoch: float | None = None
+    validation_loss: float | None = None
+
+    @property
+    def epochs(self) -> float | None:
+        """How often every training row has been seen; None where it is not known how many rows there are."""
+        return self.step / self.steps_per_epoch if self.steps_per_epoch else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +209,8 @@ def _with_last_numbers(view: View, last: View | None) -> View:
     return replace(view, loss=last.loss, learning_rate=last.learning_rate, tokens_per_s=view.tokens_per_s or last.tokens_per_s)
 
 
-def _fraction(view: View) -> float:
+def fraction(view: View) -> float:
+    """Done of all, 0 to 1."""
     done, total = (view.step, view.total_steps) if isinstance(view, ProgressView) else (view.done_bytes, view.total_bytes)
     return min(max(done / total, 0.0), 1.0) if total > 0 else 0.0
 
@@ -221,10 +229,12 @@ def describe(view: View, eta_s: float | None = None) -> str:
 def _describe_training(view: ProgressView, eta_s: float | None) -> str:
     """The most wanted parts first, since a narrow terminal cuts the end."""
     parts = (
-        f"step {view.step:,}/{view.total_steps:,} {_fraction(view):.1%}",
+        f"step {view.step:,}/{view.total_steps:,} {fraction(view):.1%}",
+        epoch_words(view),
         view.phase,
         f"eta {format_seconds(eta_s)}" if eta_s is not None else "",
         f"loss {view.loss:.4f}" if view.loss is not None else "",
+        f"held out {view.validation_loss:.4f}" if view.validation_loss is not None else "",
         f"validated {view.validated_step:,}" if view.validated_step is not None else "",
         f"restarts {view.restarts}" if view.restarts else "",
         f"{view.tokens_per_s:,.0f} tok/s" if view.tokens_per_s is not None else "",
@@ -232,6 +242,13 @@ def _describe_training(view: ProgressView, eta_s: float | None) -> str:
         f"lr {view.learning_rate:.2e}" if view.learning_rate is not None else "",
     )
     return "  ".join(part for part in parts if part)
+
+
+def epoch_words(view: ProgressView) -> str:
+    """`epoch 1.25/3`; empty where it is not known."""
+    if view.epochs is None or not view.steps_per_epoch:
+        return ""
+    return f"epoch {view.epochs:.3g}/{view.total_steps / view.steps_per_epoch:.3g}"
 
 
 def _memory_words(memory_bytes: int, limit_bytes: int) -> str:
@@ -244,7 +261,7 @@ def _memory_words(memory_bytes: int, limit_bytes: int) -> str:
 
 
 def _describe_preparing(view: PreparingView) -> str:
-    share = f" {_fraction(view):.0%}" if view.total_bytes else ""
+    share = f" {fraction(view):.0%}" if view.total_bytes else ""
     parts = (
         f"preparing data{share}",
         f"{format_bytes(view.done_bytes)}" + (f" of {format_bytes(view.total_bytes)}" if view.total_bytes else ""),
@@ -264,5 +281,5 @@ def _live_line(view: View, text: str) -> "Table":
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(width=_BAR_WIDTH)
     grid.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
-    grid.add_row(ProgressBar(total=1.0, completed=_fraction(view), width=_BAR_WIDTH), Text(text, no_wrap=True, overflow="ellipsis"))
+    grid.add_row(ProgressBar(total=1.0, completed=fraction(view), width=_BAR_WIDTH), Text(text, no_wrap=True, overflow="ellipsis"))
     return grid

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mem_core.infrastructure.telemetry.charts import Chart, Series, describe
-from mem_core.infrastructure.telemetry.metrics import rolling_mean, spike_indices
+from mem_core.infrastructure.telemetry.metrics import figures_of, rolling_mean, spike_indices
 from mem_core.infrastructure.telemetry.report_data import ReportData, request_number
 
 _SMOOTH_POINTS = 600
@@ -61,15 +61,25 @@ def _level(data: ReportData, value: float | None, label: str) -> tuple[Series, .
 
 def _loss(data: ReportData) -> Chart:
     loss = data.column("loss")
-    evaluations = data.timeline.evaluations
-    validation = Series(
-        "validation",
-        np.array([evaluation.step for evaluation in evaluations], np.int64),
-        np.array([evaluation.validation_loss for evaluation in evaluations], np.float64),
-        "points",
-    )
-    series = (*_both(data, loss), validation)
+    series = (*_both(data, loss), *_held_out(data))
     return Chart("Loss", describe("Training loss", loss), "loss per token (nats)", series, _faults(data), wide=True)
+
+
+def _held_out(data: ReportData) -> tuple[Series, ...]:
+    """A line for each set of held-out rows. Of a step that was done again the last figure counts."""
+    found: dict[str, dict[int, float]] = {}
+    for event in data.timeline.evaluations:
+        for name, figures in figures_of(event).items():
+            found.setdefault(name, {})[event.step] = figures.loss
+    return tuple(
+        Series(
+            name,
+            np.array(sorted(losses), np.int64),
+            np.array([losses[step] for step in sorted(losses)], np.float64),
+            "more" if number else "points",
+        )
+        for number, (name, losses) in enumerate(found.items())
+    )
 
 
 def _learning_rate(data: ReportData) -> Chart:

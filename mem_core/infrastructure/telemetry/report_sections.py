@@ -5,9 +5,11 @@ from typing import Any
 
 from mem_core.domain.events import PolicyDecided
 from mem_core.domain.plan import MemoryPlan
+from mem_core.domain.results.evaluation import rows_words
 from mem_core.domain.run import FaultRecord
 from mem_core.domain.units import format_bytes, format_seconds
 from mem_core.infrastructure.telemetry.html import Cell, Html, chip, counted, details, element, escape, join, section, table
+from mem_core.infrastructure.telemetry.metrics import figures_of
 from mem_core.infrastructure.telemetry.report_data import CheckpointRow, ReportData
 from mem_core.infrastructure.telemetry.report_summary import shown_time
 
@@ -67,6 +69,27 @@ def data_section(data: ReportData) -> Html:
         table(f"Bad rows that were skipped{more}", ("file, line and reason",), bad, empty=""),
         note=note,
     )
+
+
+def evaluation_section(data: ReportData) -> Html:
+    """Every figure of held-out rows, the newest first, and which step was the best. Nothing where rows were never looked at."""
+    result = data.result
+    found = {event.step: event for event in data.timeline.evaluations if event.step <= result.applied_steps}
+    best = result.best.step if result.best is not None else None
+    rows: list[tuple[Cell, ...]] = [
+        (
+            f"{step:,}{', the best' if step == best else ''}", name, f"{figures.loss:.4f}", f"{figures.perplexity:.4g}",
+            f"{figures.token_accuracy:.1%}" if figures.token_accuracy is not None else "–", rows_words(figures.rows, figures.rows_total),
+        )
+        for step in sorted(found, reverse=True)
+        for name, figures in figures_of(found[step]).items()
+    ]  # fmt: skip
+    if not rows:
+        return Html("")
+    stopped = result.stopped_early
+    note = f"Stopped early after step {stopped.step:,}: {stopped.metric} no longer fell." if stopped is not None else ""
+    header = ("after step", "set", "loss", "perplexity", "tokens right", "over")
+    return section("Held-out rows", table("Evaluations", header, rows, empty=""), note=note)
 
 
 def checkpoints_section(data: ReportData) -> Html:

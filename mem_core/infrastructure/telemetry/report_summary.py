@@ -2,8 +2,10 @@
 
 import math
 from datetime import UTC, datetime
+from pathlib import Path
 
-from mem_core.domain.run import BETWEEN_ATTEMPTS, RunResult, rows_words
+from mem_core.domain.results.evaluation import rows_words
+from mem_core.domain.run import BETWEEN_ATTEMPTS, RunResult
 from mem_core.domain.units import format_bytes, format_seconds
 from mem_core.infrastructure.telemetry.html import Cell, Html, chip, counted, element, escape, join, table
 from mem_core.infrastructure.telemetry.report_data import ReportData
@@ -91,6 +93,7 @@ def _numbers(data: ReportData) -> list[tuple[str, str, str]]:
     counts = result.checkpoints
     return [
         ("Steps applied", f"{result.applied_steps:,}", f"{result.skipped_steps:,} skipped"),
+        ("Epochs", f"{result.epochs:.3g}" if result.epochs is not None else "–", "how often every training row was seen"),
         ("Loss, last segment", _number(result.loss_last), f"began at {_number(result.loss_first)}"),
         ("Validation loss", _number(result.validation_loss), rows_words(result.validation_rows, result.validation_rows_total)),
         ("Tokens", _large(result.tokens), f"{result.tokens:,}" if result.tokens >= _LARGE else ""),
@@ -106,8 +109,15 @@ def _numbers(data: ReportData) -> list[tuple[str, str, str]]:
             f"{counts.written:,} written, {counts.rejected:,} rejected, {counts.kept:,} kept",
         ),
         *([("Remote copies", str(result.mirror.at_step or "none"), f"{result.mirror} in {result.mirror.url}")] if result.mirror else []),
+        *_model_folder(result),
         ("Policy", counted(result.policy.decisions, "decision"), f"{result.policy.clamped:,} clamped, {result.policy.refused:,} refused"),
     ]
+
+
+def _model_folder(result: RunResult) -> list[tuple[str, str, str]]:
+    if result.export is None:
+        return []
+    return [("Model folder", Path(result.export.folder).name or "none", result.export.folder or result.export.problem)]
 
 
 def _number(value: float | None) -> str:

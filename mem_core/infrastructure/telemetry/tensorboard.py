@@ -9,13 +9,15 @@ of loss, gradient norm and memory, so that a run of 1,000,000 steps stays in ten
 
 import math
 import re
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mem_core.domain.results.evaluation import SetFigures
 from mem_core.infrastructure.storage.writing import SHARED, open_append
 from mem_core.infrastructure.telemetry.metrics import Columns, spike_indices
 
@@ -39,6 +41,7 @@ class TensorBoardWriter:
         self._clock = clock
         self._path: Path | None = None
         self._written_step: int | None = None
+        self._lock = threading.Lock()  # a segment is written by whoever saves it, an evaluation by whoever asked for it
 
     def add_segment(self, columns: Columns, memory_limit_bytes: int = 0) -> None:
         """The columns of one committed segment, as they go to `write_segment_metrics`.
@@ -57,6 +60,19 @@ class TensorBoardWriter:
         self._append(events)
         self._written_step = int(steps[-1])
 
+    def add_evaluation(self, step: int, sets: Mapping[str, SetFigures]) -> None:
+        """Figures of held-out rows, by the name of their set.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        values: dict[str, float] = {}
+        for name, figures in sets.items():
+            values |= {f"evaluation/{name}/loss": figures.loss, f"evaluation/{name}/perplexity": figures.perplexity}
+            if figures.token_accuracy is not None:
+                values[f"evaluation/{name}/token_accuracy"] = figures.token_accuracy
+        self._append([_scalar_event(values, step, self._clock())])
+
     def add_text(self, tag: str, text: str, step: int) -> None:
         """A fault or another event, as text at a step.
 
@@ -68,14 +84,15 @@ class TensorBoardWriter:
     def _append(self, events: Iterable["Event"]) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        if self._path is None:
-            self._path = self._new_path()
-        with open_append(self._path, SHARED) as file:
-            writer = RecordWriter(file)
-            if file.tell() == 0:
-                writer.write(_version(self._clock()).SerializeToString())
-            for event in events:
-                writer.write(event.SerializeToString())
+        with self._lock:
+            if self._path is None:
+                self._path = self._new_path()
+            with open_append(self._path, SHARED) as file:
+                writer = RecordWriter(file)
+                if file.tell() == 0:
+                    writer.write(_version(self._clock()).SerializeToString())
+                for event in events:
+                    writer.write(event.SerializeToString())
 
     def _new_path(self) -> Path:
         self._folder.mkdir(exist_ok=True)
@@ -95,6 +112,14 @@ def _purge(from_step: int, now_s: float) -> "Event":
     return Event(wall_time=now_s, step=from_step, session_log=SessionLog(status=SessionLog.START))
 
 
+def _scalar_event(values: Mapping[str, float], step: int, now_s: float) -> "Event":
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items() if not math.isnan(value)])
+    return Event(wall_time=now_s, step=step, summary=summary)
+
+
 def _text(tag: str, text: str, step: int, now_s: float) -> "Event":
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
@@ -111,18 +136,14 @@ def _text(tag: str, text: str, step: int, now_s: float) -> "Event":
 
 def _scalars(columns: Columns, memory_limit_bytes: int, now_s: float) -> list["Event"]:
     """One event per kept step with every scalar of it; wall times are laid back from now by the time of the steps."""
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
     series = _series(columns, memory_limit_bytes)
     step_s = columns["step_s"].astype(np.float64)
     walls = now_s - (np.cumsum(step_s[::-1])[::-1] - step_s)
     steps = columns["step"]
     events: list[Event] = []
     for index in _kept(columns):
-        values = [(tag, float(numbers[index])) for tag, numbers in series.items()]
-        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values if not math.isnan(value)])
-        events.append(Event(wall_time=float(walls[index]), step=int(steps[index]), summary=summary))
+        values = {tag: float(numbers[index]) for tag, numbers in series.items()}
+        events.append(_scalar_event(values, int(steps[index]), float(walls[index])))
     return events
 
 

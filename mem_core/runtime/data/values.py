@@ -76,6 +76,13 @@ class PreparedData(Value):
         )
 
 
+class PreparedRows(Value):
+    """All rows of a run: what it trains on, with what is held out of that, and the sets that it is evaluated on besides, by name."""
+
+    train: PreparedData
+    evaluation: dict[str, PreparedData] = {}
+
+
 class PrepareJob(Value):
     """What the tokenising process is asked to do. It ends when `parent_pid` is not its parent any more."""
 

@@ -1,6 +1,7 @@
 """Forward and backward passes of one rank over its micro-batches. Knows sizes and phases, so that a failure can be named."""
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from mem_core.domain.segment import NonFinite, OutOfMemory
 from mem_core.runtime.data.serving.dataset import TokenDataset
 from mem_core.runtime.data.serving.splits import padded_length
 from mem_core.runtime.deepspeed.engine import Engine
-from mem_core.runtime.deepspeed.objective import Objective, SummedLoss
+from mem_core.runtime.deepspeed.objective import IGNORED_LABEL, Objective, SummedLoss, labels_of
 
 
 class NonFiniteStep(ArithmeticError):
@@ -68,3 +69,19 @@ class Passes:
     def loss(self, data: TokenDataset, ids: np.ndarray, positions: tuple[int, ...], length: int) -> SummedLoss:
         """Summed loss of rows `ids[positions]`, padded to `length` tokens."""
         return self.objective.loss(self._engine.forward, self.objective.batch(data, ids, positions, length).to(self._device))
+
+    def score(self, data: TokenDataset, ids: np.ndarray, length: int) -> tuple[float, float, float]:
+        """(summed loss, tokens that the model puts first and are right, tokens that count) of rows `ids`. Never with gradients."""
+        batch = self.objective.batch(data, ids, tuple(range(len(ids))), length).to(self._device)
+        seen: list[torch.Tensor] = []
+
+        def forward(**inputs: Any) -> Any:
+            output = self._engine.forward(**inputs)
+            seen.append(output.logits.detach())
+            return output
+
+        loss = self.objective.loss(forward, batch)
+        targets = labels_of(batch)[:, 1:]
+        counted = targets != IGNORED_LABEL
+        right = (seen[0][:, :-1].argmax(dim=-1) == targets) & counted
+        return float(loss.tokens), float(right.sum()), float(counted.sum())

@@ -36,7 +36,7 @@ from mem_core.runtime.ranks.place import RankPlace
 from mem_core.runtime.ranks.port import Pulse
 from mem_core.runtime.ranks.worker.classify import classify, memory_kind
 from mem_core.runtime.ranks.worker.device import LocalDevice
-from mem_core.runtime.ranks.worker.protocol import Evaluated, ReplayEvidence, Saved, SegmentDone, Train, WorkerSpec
+from mem_core.runtime.ranks.worker.protocol import Evaluate, Evaluated, ReplayEvidence, Saved, SegmentDone, Train, WorkerSpec
 
 RNG_MULTIPLIER = 1_000_003  # a prime: (seed, batch, rank) triples of one run do not collide
 REPLAY_STEPS = 2
@@ -321,17 +321,17 @@ class DeepSpeedRunner:
                 raise
             snapshot.write_foreground()  # out of memory in a save: acted on for the save, training's plan stays
 
-    def evaluate(self, max_batches: int) -> Evaluated:
-        """Mean loss per token on the validation data; NaN without any."""
-        if self.spec.validation_folder is None:
-            return Evaluated(float("nan"))
+    def evaluate(self, order: Evaluate) -> Evaluated:
+        """Figures of the held-out rows; what it took is forgotten again, so that the next step sees the memory of training alone."""
         plan = self.memory.plan(self.position)
-        evaluation = Evaluation(self.spec, self.place, self._passes, self._device, largest_micro_batch(plan, self.memory.bounds).tokens)
+        evaluation = Evaluation(self.spec, self.place, self._passes, self._local, largest_micro_batch(plan, self.memory.bounds).tokens)
         self.engine.raw.eval()
         try:
-            return evaluation.run(max_batches, lambda: self.beat("evaluate"))
+            return evaluation.run(order, lambda: self.beat("evaluate"))
         finally:
             self.engine.raw.train()
+            self.memory.forget_peak()
+            self.beat("idle")
 
 
 def plan_bounds(spec: WorkerSpec, num_ranks: int, data: TokenDataset) -> PlanBounds:

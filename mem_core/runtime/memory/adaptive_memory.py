@@ -187,6 +187,11 @@ class AdaptiveMemory:
         if decision.action == "replace":
             self.replace_reason = decision.reason
 
+    def forget_peak(self) -> None:
+        """After work that is not training: its peak says nothing about the plan, and what it left free goes back."""
+        self._device.release_free_memory()
+        self.reader.read()
+
     def at_boundary(self) -> None:
         """Between segments: give back what the allocator holds without need. Local, the same result on every rank."""
         self._growth = self._growth.add(self._device.probe().usage().used_bytes)

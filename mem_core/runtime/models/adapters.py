@@ -5,7 +5,7 @@ whoever holds the module need not know of them.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,9 +124,16 @@ def merge_adapters(module: "torch.nn.Module", trained: Mapping[str, "torch.Tenso
     return untouched(module)
 
 
-def export_adapters(model: ModelSection, trained: Mapping[str, "torch.Tensor"], module: Any, folder: Path) -> None:
+def export_adapters(
+    model: ModelSection,
+    trained: Mapping[str, "torch.Tensor"],
+    module: Any,
+    folder: Path,
+    cache_dir: Path | None = None,
+    finish: Callable[[Path], None] = lambda staging: None,
+) -> None:
     """Write the folder that `PeftModel.from_pretrained` loads, with the tokenizer; it appears whole or not at all. `module` is the model
-    with its adapters.
+    with its adapters. `finish` may add files before it appears.
 
     It names the model that the adapters belong to. A preset is a model that no loader knows: it is written beside them, into `base/`.
     """
@@ -134,7 +141,7 @@ def export_adapters(model: ModelSection, trained: Mapping[str, "torch.Tensor"], 
 
     assert model.lora is not None
     preset = is_preset(model.source)
-    base = folder / BASE_FOLDER if preset else local_model_folder(model.source)
+    base = folder / BASE_FOLDER if preset else local_model_folder(model.source, cache_dir)
     config = module.peft_config[ADAPTER]
     config.base_model_name_or_path, config.inference_mode = str(base.absolute()), True
     with appearing(folder) as staging:
@@ -142,9 +149,10 @@ def export_adapters(model: ModelSection, trained: Mapping[str, "torch.Tensor"], 
             {name: tensor.contiguous() for name, tensor in adapter_tensors(trained).items()}, staging / WEIGHTS_NAME, {"format": "pt"}
         )
         config.save_pretrained(str(staging))
-        write_tokenizer(model.source, staging)
+        write_tokenizer(model.source, staging, cache_dir)
         if preset:
             save_pretrained_folder(model, untouched(module), staging / BASE_FOLDER)
+        finish(staging)
 
 
 def untouched(module: "torch.nn.Module") -> dict[str, "torch.Tensor"]:

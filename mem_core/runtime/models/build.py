@@ -2,7 +2,7 @@
 
 import contextlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from mem_core.runtime.ranks.worker.classify import memory_kind
 if TYPE_CHECKING:
     import torch
 
+GENERATION_NAME = "generation_config.json"
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -121,12 +122,16 @@ def parameter_names(module: "torch.nn.Module") -> dict[str, tuple[int, ...]]:
 
 
 def save_pretrained_folder(
-    model: ModelSection, state_dict: Mapping[str, "torch.Tensor"], folder: Path, cache_dir: Path | None = None
+    model: ModelSection,
+    state_dict: Mapping[str, "torch.Tensor"],
+    folder: Path,
+    cache_dir: Path | None = None,
+    finish: Callable[[Path], None] = lambda staging: None,
 ) -> None:
     """Write a Hugging Face folder (config, safetensors, tokenizer) that `AutoModelForCausalLM.from_pretrained` loads.
 
     `state_dict` holds each trained parameter under its clean name, tied weights once. The folder appears whole or not at all,
-    and replaces an older one.
+    and replaces an older one; exports of single steps that lie in it stay. `finish` may add files before it appears.
 
     Raises:
         InternalError: names or shapes are not the model's.
@@ -143,17 +148,28 @@ def save_pretrained_folder(
         save_torch_state_dict(tensors, staging, metadata={"format": "pt"})
         config.save_pretrained(staging)
         write_tokenizer(model.source, staging, cache_dir)
+        finish(staging)
 
 
 @contextlib.contextmanager
 def appearing(folder: Path) -> Iterator[Path]:
     """A folder to fill, which takes the place of `folder` once it is whole."""
     staging = folder.with_name(f".{folder.name}.partial")
+    _move_steps(staging, folder)  # a crash in the middle of a swap left them there
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     yield staging
+    _move_steps(folder, staging)
     shutil.rmtree(folder, ignore_errors=True)
     staging.rename(folder)
+
+
+def _move_steps(source: Path, target: Path) -> None:
+    """Exports of single steps are folders of their own within the folder of the last one."""
+    for step in source.glob("step-*"):
+        if step.is_dir() and not (target / step.name).exists():
+            target.mkdir(exist_ok=True)
+            step.rename(target / step.name)
 
 
 def write_tokenizer(source: str, target: Path, cache_dir: Path | None = None) -> None:
@@ -165,6 +181,8 @@ def write_tokenizer(source: str, target: Path, cache_dir: Path | None = None) ->
     for name in tokenizer_files(folder):
         (target / name).parent.mkdir(exist_ok=True)
         copy_regular(folder / name, target / name)
+    if (folder / GENERATION_NAME).is_file():
+        copy_regular(folder / GENERATION_NAME, target / GENERATION_NAME)
 
 
 def _check(model: ModelSection, sequence_length: int, dtype: str, cache_dir: Path | None) -> None:

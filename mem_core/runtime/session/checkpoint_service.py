@@ -2,13 +2,14 @@
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mem_core.domain.checkpoint import CheckpointDraft, CheckpointVerdict, TrainingPosition
 from mem_core.domain.errors import NoValidCheckpoint, StoreUnavailable
-from mem_core.infrastructure.telemetry.metrics import write_segment_metrics
+from mem_core.domain.events import Evaluated
+from mem_core.infrastructure.telemetry.metrics import figures_of, write_evaluation_metrics, write_segment_metrics
 from mem_core.infrastructure.telemetry.tensorboard import TensorBoardWriter
 from mem_core.runtime.checkpoint_manager.manager import CheckpointManager
 from mem_core.runtime.ranks.port import GroupFailed, RankGroup
@@ -124,6 +125,14 @@ class CheckpointService:
                 return self._complete(save)
             finally:
                 del self._pending[step]
+
+    def write_evaluations(self, evaluations: Sequence[Evaluated]) -> None:
+        """Every evaluation that counts, ascending by step, into the metrics, and the last of them to TensorBoard."""
+        try:
+            write_evaluation_metrics(self._run_folder / "metrics", evaluations)
+            self._tensorboard.add_evaluation(evaluations[-1].step, figures_of(evaluations[-1]))
+        except OSError as exc:
+            self.manager.note(f"figures of held-out rows could not be written: {exc}")
 
     def wait_idle(self) -> None:
         """Return when no save is being completed: recovery must not race with a verdict."""

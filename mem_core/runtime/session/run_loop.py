@@ -5,6 +5,7 @@
         train it                                 (tries are inside; what comes out is committed work)
         take the verdict on the segment before it
         hand its save over to be proven          (at most one in flight; the next segment already trains)
+        look at held-out rows                    (where that is due, beside the save; recorded once for each step)
 
 A save that was handed over is always waited for, whatever ends the loop in good order: a segment that was reported as ended has a
 checkpoint before its process exits. An order to stop is therefore obeyed only after the verdict in flight is in.
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from mem_core.core.recovery.mem_orchestrator import Action, Finish, GiveUp, Pause, Retry, Train
+from mem_core.core.recovery.actions import Action, Evaluate, Finish, GiveUp, Pause, Retry, Train
 from mem_core.domain.errors import InternalError, Interrupted, MemError
 from mem_core.domain.segment import SegmentCompleted, SegmentInterrupted
 from mem_core.runtime.session.checkpoint_service import SaveResult
@@ -26,6 +27,10 @@ class LoopSession(Protocol):
 
     def next_action(self) -> Action:
         """What is due now."""
+        ...
+
+    def evaluate(self, step: int) -> bool:
+        """Look at the held-out rows after `step`, whose save may still be under way. False where it has to be done again."""
         ...
 
     def waiting_for_verdict(self) -> AbstractContextManager[None]:
@@ -86,6 +91,9 @@ def _segments(session: LoopSession, train: TrainSegment, submit: SubmitSave, in_
                 outcome = train(action)
                 _settle(session, in_flight)
                 in_flight.append(submit(outcome.to_step))
+            case Evaluate():
+                if not session.evaluate(action.step):
+                    _settle(session, in_flight)  # the workers are gone: what they had saved decides where work goes on
             case Finish() | Pause() if in_flight:
                 _settle(session, in_flight)  # a bad verdict sends us back: ask again
             case Finish():

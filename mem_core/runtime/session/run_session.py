@@ -1,26 +1,27 @@
 """A run being driven by this process: what the flow's tasks call. Decisions come from the pure core, actions happen here."""
 
 import contextlib
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mem_core.core.recovery.actions import Action, Evaluate, Finish, GiveUp, Pause, Progress, Retry, Train
 from mem_core.core.recovery.failure_count import FailureCount
 from mem_core.core.recovery.interval import RunPace
-from mem_core.core.recovery.mem_orchestrator import Action, Finish, GiveUp, MemOrchestrator, Pause, Progress, Retry, Train
+from mem_core.core.recovery.mem_orchestrator import MemOrchestrator
 from mem_core.core.run.fold import fold_state
 from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.errors import InternalError, Interrupted, MemoryExhausted, PolicyRefused, StoreUnavailable
-from mem_core.domain.events import Evaluated
 from mem_core.domain.plan import Hyperparams
-from mem_core.domain.run import RunResult, rows_words
+from mem_core.domain.run import RunResult
 from mem_core.domain.segment import Evidence, NonFinite, SaveFailed, SegmentCompleted, SegmentFailure, SegmentInterrupted
 from mem_core.runtime.session.advice_service import AdviceService
 from mem_core.runtime.session.attempt import Attempt
 from mem_core.runtime.session.checkpoint_service import CheckpointService, SaveResult
 from mem_core.runtime.session.ending import Ending
+from mem_core.runtime.session.results.evaluation_service import EvaluationService
+from mem_core.runtime.session.results.export_service import ExportService
 from mem_core.runtime.session.segment_outcomes import SegmentFailed
 from mem_core.runtime.session.segment_service import SegmentService
 
@@ -38,6 +39,8 @@ class RunSession:
     checkpoints: CheckpointService
     advice: AdviceService
     ending: Ending
+    evaluations: EvaluationService
+    exports: ExportService
     failures: FailureCount = field(default_factory=FailureCount)
     _hyperparams: dict[int, Hyperparams] = field(default_factory=dict[int, Hyperparams])
 
@@ -51,7 +54,9 @@ class RunSession:
     def next_action(self) -> Action:
         """What is due now: a segment, the end, or an end because somebody asked for it."""
         position = self.segments.ranks.locate()
-        return self._orchestrator.next_action(self._progress(position.applied_steps), None)
+        step = position.applied_steps
+        known = {"is_evaluated": self.evaluations.is_done(step), "stops_early": self.evaluations.stop_due(step) is not None}
+        return self._orchestrator.next_action(self._progress(step).model_copy(update=known), None)
 
     @contextlib.contextmanager
     def waiting_for_verdict(self) -> Iterator[None]:
@@ -85,6 +90,13 @@ class RunSession:
             self.segments.probe_last()
         return outcome
 
+    def evaluate(self, step: int) -> bool:
+        """Look at the held-out rows beside the save of `step`. False where it came to nothing: it is asked for again."""
+        done = self.evaluations.evaluate(step, may_leave=True)
+        if done and self._is_last(step):
+            self.segments.probe_last()
+        return done
+
     def complete_save(self, step: int) -> SaveResult:
         """Commit, judge, rotate: from a thread, while the next segment trains."""
         return self.checkpoints.complete(step)
@@ -101,7 +113,7 @@ class RunSession:
             return
         if self.segments.standing.position is None:
             return  # its segment failed meanwhile and is done again; that failure has been counted
-        last = result.step >= self.attempt.request.training.max_steps
+        last = self._is_last(result.step)
         again = "its segment is done again" if last else "it is saved again with the next segment"
         if result.verdict is not None:
             self.attempt.progress.note(f"checkpoint of step {result.step} was damaged on disk and quarantined; {again}")
@@ -143,8 +155,12 @@ class RunSession:
                 raise memory.exhausted(failure, error)
             case GiveUp():
                 raise action.error
-            case Train() | Finish() | Pause():
+            case Train() | Evaluate() | Finish() | Pause():
                 raise InternalError(f"unexpected action {action}", remedy="Report this as a bug.")
+
+    def _is_last(self, step: int) -> bool:
+        """Whether no step comes after it."""
+        return step >= self.attempt.request.training.max_steps or self.evaluations.stop_due(step) is not None
 
     def _lower_rate(self, segment_index: int, until_step: int, reason: str) -> None:
         decision = self.advice.lower_learning_rate(segment_index, self.segments.standing.validated_step or 0, until_step)
@@ -180,28 +196,15 @@ class RunSession:
     # -- endings --------------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """After the last step was validated: validation loss for the report, unless an earlier attempt left it."""
-        if self.segments.ranks.group is None and self._is_evaluated():
-            return
-        for _ in range(self.attempt.request.resilience.max_failures_without_progress):
-            try:
-                found = self.segments.evaluate()
-            except SegmentFailed as exc:
-                self.attempt.progress.note(f"the evaluation is done again: {exc}")
-                continue
-            if math.isfinite(found.loss):
-                self._journal_validation(found.loss, found.rows, found.rows_total)
-            return
-        self.attempt.progress.note("no validation loss: the workers died in each evaluation; every step is applied and proven all the same")
-
-    def _is_evaluated(self) -> bool:
+        """After the last step was proven: the held-out rows once more, unless an earlier attempt did, why it was the last, and the model
+        folder that a run on a model folder ends with."""
         step = self.segments.ranks.locate().applied_steps
-        return any(isinstance(line.event, Evaluated) and line.event.step == step for line in self.attempt.state.lines())
-
-    def _journal_validation(self, loss: float, rows: int, rows_total: int) -> None:
-        step = self.segments.ranks.locate().applied_steps
-        self.attempt.state.emit(Evaluated(step=step, validation_loss=loss, validation_rows=rows, validation_rows_total=rows_total))
-        self.attempt.progress.note(f"validation loss {loss:.4f} over {rows_words(rows, rows_total)}")
+        while not self.evaluations.is_done(step):  # bounded: it is given up after some tries
+            self.evaluations.evaluate(step, may_leave=False)
+        if step < self.attempt.request.training.max_steps:
+            self.evaluations.stopped(step)
+        self.segments.close()  # no step comes after it, and the export wants the memory
+        self.exports.export(step, self.result().weights_digest)
 
     def interrupted(self) -> Interrupted:
         """The error of an attempt that was asked to stop and has committed what it had."""

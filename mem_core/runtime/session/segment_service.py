@@ -1,5 +1,6 @@
 """One try of a segment: workers ready at the right step, steps done, snapshot under way. Failures leave as one typed exception."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from mem_core.domain.segment import (
     describe_failure,
     last_words,
 )
-from mem_core.runtime.ranks.port import GroupFailed, RankGroup
-from mem_core.runtime.ranks.worker.protocol import Evaluated, SegmentDone, Train
+from mem_core.runtime.ranks.port import GroupFailed, Heartbeat, RankGroup
+from mem_core.runtime.ranks.worker.protocol import Evaluate, Evaluated, SegmentDone, Train
 from mem_core.runtime.session.attempt import Attempt
 from mem_core.runtime.session.checkpoint_service import BornWith, CheckpointService, PendingSave
 from mem_core.runtime.session.live_ranks import LiveRanks, Standing
@@ -27,7 +28,6 @@ from mem_core.runtime.session.segment_watch import SegmentWatch
 from mem_core.runtime.session.skip_list import SkipList
 
 PROBE_STEPS = 2
-MAX_VALIDATION_BATCHES = 256  # forward passes only: about the time of 85 steps; rows beyond that are spread evenly
 
 
 @dataclass
@@ -174,13 +174,12 @@ class SegmentService:
         self.attempt.progress.note(f"{describe_failure(failure)}; the older checkpoint stays current and training goes on")
         return failure
 
-    def evaluate(self, max_batches: int = MAX_VALIDATION_BATCHES) -> Evaluated:
-        """Validation loss of the engine as it stands. Raises SegmentFailed."""
-        with self.attempt.ledger.bucket("evaluation"):
-            try:
-                return self._ready_group().evaluate(max_batches)
-            except GroupFailed as exc:
-                raise self._failed(0, exc.failure) from exc
+    def evaluate(self, order: Evaluate, on_beat: Callable[[list[Heartbeat]], None]) -> Evaluated:
+        """Figures of the held-out rows under the engine as it stands. Raises SegmentFailed, and what `on_beat` raises."""
+        try:
+            return self._ready_group().evaluate(order, on_beat)
+        except GroupFailed as exc:
+            raise self._failed(0, exc.failure) from exc
 
     def close(self) -> None:
         """End the workers."""

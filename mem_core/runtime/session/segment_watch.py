@@ -25,6 +25,8 @@ class SegmentWatch:
     attempt: Attempt
     standing: Standing
     memory_limit_bytes: int
+    steps_per_epoch: float | None = None
+    validation_loss: float | None = None
     notices: Notices = field(init=False)
     until_step: int = field(default=0, init=False)
     _steps: Rate = field(default_factory=Rate)
@@ -67,6 +69,7 @@ class SegmentWatch:
         view = progress_view(
             beats, self._tokens.per_s(), total_steps=self.attempt.request.training.max_steps, segment_index=segment_index,
             validated_step=standing.validated_step, restarts=standing.restarts, memory_limit_bytes=self.memory_limit_bytes,
+            steps_per_epoch=self.steps_per_epoch, validation_loss=self.validation_loss,
         )  # fmt: skip
         self.attempt.progress.update(view)
         self.notices.look_for_stragglers(beats)

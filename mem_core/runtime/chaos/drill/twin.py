@@ -11,7 +11,8 @@ from mem_core.domain.request import RuntimeRequest
 def twin_request(request: RuntimeRequest, run_id: str) -> RuntimeRequest:
     """The request of the twin: nothing is decided anew, so memory is fixed to the recorded plans."""
     memory = request.memory.model_copy(update={"mode": "fixed"})
-    return request.model_copy(update={"run_id": run_id, "memory": memory, "chaos": None})
+    checkpoint = request.checkpoint.model_copy(update={"export": "off"})
+    return request.model_copy(update={"run_id": run_id, "memory": memory, "checkpoint": checkpoint, "chaos": None})
 
 
 def seed_twin(run_folder: Path, root: Path, request: RuntimeRequest) -> None:

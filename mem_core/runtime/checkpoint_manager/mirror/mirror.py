@@ -3,7 +3,7 @@
 import json
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from mem_core.domain.checkpoint import MANIFEST_NAME, SIGNATURE_NAME, CheckpointManifest, CheckpointVerdict
@@ -55,6 +55,8 @@ class Mirror:
         self._fence, self._emit, self._lease_s, self._clock = fence, emit, lease_s, clock
         self._owner = owner or uuid.uuid4().hex
         self._begun = False
+        self.also_keep: Callable[[], Collection[int]] = frozenset
+        """Steps that stay whatever the section says: the best one, where that is kept."""
 
     @property
     def url(self) -> str:
@@ -195,7 +197,7 @@ class Mirror:
             step: CheckpointVerdict(step=step, level="integrity", valid=True, weights_bad=False, manifest_sha256="")
             for step in newest_of_step
         }
-        plan = plan_rotation(tuple(newest_of_step), verdicts, self._section)
+        plan = plan_rotation(tuple(newest_of_step), verdicts, self._section, self.also_keep())
         return frozenset(newest_of_step[step] for step in plan.keep)
 
     def _in_progress(self, upload: Upload, run: RemoteRun) -> bool:

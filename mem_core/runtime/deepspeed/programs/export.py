@@ -1,24 +1,31 @@
-"""A checkpoint as a Hugging Face folder:
-`python -m mem_core.runtime.deepspeed.programs.export CHECKPOINT_FOLDER RUN_FOLDER OUTPUT [merge]`.
+"""A checkpoint as a Hugging Face folder: `python -m mem_core.runtime.deepspeed.programs.export`, or a process beside the driver.
 
 Runs in a process of its own, since it imports DeepSpeed. ZeRO shards are merged by DeepSpeed's own converter, which unpickles
 without an allow-list; so nothing is read before the integrity validator has proven every file, and what comes out must have
 the weights digest that was recorded when the checkpoint was saved. What did not train is read anew from the model's own folder and
-held against the fingerprint in the checkpoint. Standard input is the manifest key, empty where there is none.
+held against the fingerprint in the checkpoint.
 
-A run that trained adapters gives the folder that `peft.PeftModel.from_pretrained` loads; with `merge`, and for every other run, the
-folder holds the whole model.
+A run that trained adapters gives the folder that `peft.PeftModel.from_pretrained` loads; where the order says `merge`, and for every
+other run, the folder holds the whole model.
 """
 
 import sys
+import traceback
+from collections.abc import Mapping
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from mem_core.core.results.model_card import model_card
+from mem_core.core.run.fold import fold_result
 from mem_core.core.run.record import RunRecord, record_of
+from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.checkpoint import CheckpointManifest
-from mem_core.domain.errors import MemError, NoValidCheckpoint
+from mem_core.domain.errors import InternalError, MemError, NoValidCheckpoint
+from mem_core.domain.results.exports import MARK_NAME, ExportMark, ExportOrder
 from mem_core.infrastructure.storage.disk import OsDisk
 from mem_core.runtime.checkpoint_manager.inspection.file_checks import read_manifest
 from mem_core.runtime.checkpoint_manager.inspection.manifest_codec import ManifestDamaged
@@ -28,6 +35,7 @@ from mem_core.runtime.checkpoint_manager.inspection.validator import IntegrityVa
 from mem_core.runtime.deepspeed.trainable import BASE_KEY, Trainable, refuse_other_base, trainable_of, weights_digest
 from mem_core.runtime.models.adapters import export_adapters
 from mem_core.runtime.models.build import build_model, clean_name, save_pretrained_folder
+from mem_core.runtime.models.facts import describe_model
 
 
 def proven_manifest(folder: Path, key: bytes | None = None) -> CheckpointManifest:
@@ -60,9 +68,9 @@ def merged_state(folder: Path, manifest: CheckpointManifest) -> dict[str, torch.
     return {clean_name(name): tensor for name, tensor in named.items()}
 
 
-def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """A float32 copy with storage of its own: merged tensors are views of one flat buffer, which safetensors refuses."""
-    return tensor.detach().to(torch.float32, copy=True)
+def _own(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A copy with storage of its own: merged tensors are views of one flat buffer, which safetensors refuses."""
+    return tensor.detach().to(dtype, copy=True)
 
 
 def _once(named: dict[str, torch.Tensor]) -> tuple[str, ...]:
@@ -88,14 +96,15 @@ def base_of(folder: Path, manifest: CheckpointManifest, record: RunRecord, train
     return module
 
 
-def export(folder: Path, record: RunRecord, output: Path, key: bytes | None = None, *, merge: bool = False) -> str:
-    """Write the Hugging Face folder; returns the weights digest, which equals the manifest's.
+def export(order: ExportOrder) -> ExportMark:
+    """Write the model folder; the weights digest in its mark equals the manifest's.
 
     Raises:
         NoValidCheckpoint: the checkpoint is bad, or the merged weights are not those that were saved. RequestError: the model folder
         that the run began with is gone or has changed.
     """
-    manifest = proven_manifest(folder, key)
+    folder, record = Path(order.checkpoint), record_of(Path(order.run_folder))
+    manifest = proven_manifest(folder, order.key.encode() or None)
     merged = merged_state(folder, manifest)
     trained = tuple(manifest.parameters) or _once(merged)
     digest = weights_digest((name, merged[name]) for name in trained)
@@ -104,27 +113,61 @@ def export(folder: Path, record: RunRecord, output: Path, key: bytes | None = No
             f"the merged weights of step {manifest.step} are not those that were saved",
             value=digest[:16], bound=manifest.weights_digest[:16], remedy="Report this as a bug.",
         )  # fmt: skip
-    state, model = {name: _own(merged[name]) for name in trained}, record.request.model
-    trainable = trainable_of(record.request)
+    state, given = {name: _own(merged[name], torch.float32) for name in trained}, record.request
+    cache_dir = Path(order.cache_dir) if order.cache_dir else None
+    trainable = trainable_of(given)
     base = base_of(folder, manifest, record, trainable) if trainable.has_base else None
-    if model.lora is not None and not merge:
-        export_adapters(model, state, base, output)
+    adapters_alone = given.model.lora is not None and not order.merge
+    dtype = _dtype(order, given.model.source, cache_dir, adapters_alone)
+    mark = ExportMark(run_id=record.run_id, step=manifest.step, dtype=dtype, weights_digest=digest)
+    card = model_card(record, fold_result(read_journal(Path(order.run_folder) / "journal")), manifest.step, dtype, digest)
+    finish = partial(_describe, card=card, mark=mark)
+    if adapters_alone:
+        export_adapters(given.model, _as(state, dtype), base, Path(order.output), cache_dir, finish)
     else:
-        save_pretrained_folder(model, state if base is None else trainable.whole(base.float(), state), output)
-    return digest
+        whole = state if base is None else trainable.whole(base.float(), state)
+        save_pretrained_folder(given.model, _as(whole, dtype), Path(order.output), cache_dir, finish)
+    return mark
 
 
-def main(argv: list[str]) -> int:
-    """Export one checkpoint; the last line of standard output is the digest."""
+def _dtype(order: ExportOrder, source: str, cache_dir: Path | None, adapters_alone: bool) -> str:
+    """`auto`: that of the source; adapters stay as they were trained, since they are small and are added to weights of any format."""
+    if order.dtype != "auto":
+        return order.dtype
+    return "float32" if adapters_alone else describe_model(source, cache_dir).stored_dtype
+
+
+def _as(state: Mapping[str, torch.Tensor], dtype: str) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().to(getattr(torch, dtype)) for name, tensor in state.items()}
+
+
+def _describe(staging: Path, card: str, mark: ExportMark) -> None:
+    """The model card, and last of all the mark, which names every other file."""
+    (staging / "README.md").write_text(card, encoding="utf-8")
+    files = {str(path.relative_to(staging)): path.stat().st_size for path in sorted(staging.rglob("*")) if path.is_file()}
+    (staging / MARK_NAME).write_text(mark.model_copy(update={"files": files}).model_dump_json(indent=1), encoding="utf-8")
+
+
+def export_main(connection: Connection) -> None:
+    """Entry of a process beside the driver: takes an `ExportOrder` as JSON, answers with the mark as JSON, or the error."""
     try:
-        record, key = record_of(Path(argv[1])), sys.stdin.buffer.read() or None
-        digest = export(Path(argv[0]), record, Path(argv[2]), key, merge=argv[3:] == ["merge"])
+        connection.send(export(ExportOrder.model_validate_json(connection.recv())).model_dump_json())
+    except MemError as exc:
+        connection.send(exc)
+    except Exception as exc:  # noqa: BLE001 - the last edge of a process: the owner is told
+        traceback.print_exc()
+        connection.send(InternalError(f"{type(exc).__name__}: {exc}"[:500], remedy="Read logs/export.log and report it."))
+
+
+def main() -> int:
+    """Export one checkpoint, its `ExportOrder` as JSON on standard input; the last line of standard output is the mark as JSON."""
+    try:
+        sys.stdout.write(export(ExportOrder.model_validate_json(sys.stdin.buffer.read())).model_dump_json() + "\n")
     except MemError as exc:
         sys.stderr.write(f"{exc}\n")
         return exc.exit_code
-    sys.stdout.write(f"{digest}\n")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

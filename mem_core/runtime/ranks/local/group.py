@@ -111,9 +111,9 @@ class WorkerGroup:
         assert isinstance(replies[0], SegmentDone)
         return replies[0]
 
-    def evaluate(self, max_batches: int) -> Evaluated:
-        """Validation loss per token, and over how many rows. Raises GroupFailed."""
-        replies = self._ask(Evaluate(max_batches))
+    def evaluate(self, order: Evaluate, on_beat: Callable[[list[Heartbeat]], None] = lambda beats: None) -> Evaluated:
+        """Figures of the held-out rows. Raises GroupFailed, and what `on_beat` raises."""
+        replies = self._ask(order, lambda: on_beat(self.heartbeats()))
         assert isinstance(replies[0], Evaluated)
         return replies[0]
 

@@ -115,7 +115,7 @@ def _obey(runner: Any, command: Restore | Train | Evaluate, channel: ReplyChanne
         case Train():
             return runner.train(command, channel.send)
         case Evaluate():
-            return runner.evaluate(command.max_batches)
+            return runner.evaluate(command)
     assert_never(command)
 
 

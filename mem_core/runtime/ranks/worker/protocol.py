@@ -7,7 +7,8 @@ from typing import Any, Literal
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.events import MemoryPlanChanged, Noted, OomAbsorbed
 from mem_core.domain.plan import Hyperparams, MemoryPlan
-from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.request import VALIDATION, RuntimeRequest
+from mem_core.domain.results.evaluation import SetFigures
 from mem_core.domain.segment import SegmentFailure
 
 
@@ -27,6 +28,8 @@ class WorkerSpec:
     validation_folder: str | None
     pad_token_id: int
     default_plan: MemoryPlan
+    evaluation_folders: dict[str, str] = field(default_factory=dict[str, str])
+    """Rows of the sets that the request names, in its order."""
     deadline_s: float = 600.0
     on_built: str | Callable[[Any], None] = ""
     allocator_setting: str = ""
@@ -35,6 +38,12 @@ class WorkerSpec:
     """Whether what the model adds to its own loss is trained on: runs that were born without it go on without it."""
     most_steps: int | None = None
     """A process that has done so many steps ends its segment and is replaced. Set after one that grew until it was ended."""
+
+    @property
+    def evaluation_sets(self) -> dict[str, str]:
+        """Name -> folder of rows of every set to evaluate; the first one decides what is best."""
+        held_out = {VALIDATION: self.validation_folder} if self.validation_folder is not None else {}
+        return held_out | self.evaluation_folders
 
     @property
     def num_ranks(self) -> int:
@@ -72,9 +81,10 @@ class Train:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Mean loss per token over the validation data, or an even spread of its rows: at most `max_batches` global batches."""
+    """Figures of every set of held-out rows, of at most `max_rows` of each, in passes of at most `most_tokens` padded tokens."""
 
-    max_batches: int
+    max_rows: int | None = None
+    most_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -128,11 +138,11 @@ class ReplayEvidence:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Validation loss per token, over all ranks; NaN without validation data. `rows` of `rows_total` held-out rows were done."""
+    """Figures by set, over all ranks. `not_finite` names the sets whose loss is no number; `most_tokens` is what a pass came down to."""
 
-    loss: float
-    rows: int = 0
-    rows_total: int = 0
+    figures: dict[str, SetFigures]
+    not_finite: tuple[str, ...] = ()
+    most_tokens: int = 0
 
 
 @dataclass(frozen=True)

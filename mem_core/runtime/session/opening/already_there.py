@@ -6,6 +6,7 @@ What only preparation can tell stays with it: whether the data has changed since
 from dataclasses import dataclass
 from pathlib import Path
 
+from mem_core.core.results.length import going_on_in_steps
 from mem_core.core.run.belonging import CheckpointWords, birth_of
 from mem_core.core.run.reconcile import reconcile
 from mem_core.core.run.record import RunRecord, read_record
@@ -43,7 +44,8 @@ def problems_of_run(folder: Path, request: RuntimeRequest, report: EnvironmentRe
         fingerprint = describe_model(request.model.source, options.model_cache_dir).fingerprint
         if record is not None:
             shape_was_judged = any(finding.check in _SHAPE_CHECKS for finding in report.findings)
-            reconcile(record.request, request, allow_reshard=options.allow_reshard or shape_was_judged, as_born=options.as_born)
+            asked = going_on_in_steps(record.length, record.request, request, options.as_born)
+            reconcile(record.request, asked, allow_reshard=options.allow_reshard or shape_was_judged, as_born=options.as_born)
             refuse_other_machine(record, report)
             refuse_other_model(record, fingerprint)
         _refuse_other_life(catalog, folder, record or born(request, report, fingerprint, "", {}))

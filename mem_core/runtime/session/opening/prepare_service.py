@@ -9,8 +9,8 @@ from typing import Any
 
 from mem_core.core.run.record import RunRecord, read_record
 from mem_core.domain.environment import DataNumbers
-from mem_core.domain.errors import EnvironmentUnfit, MemError, NoValidCheckpoint
-from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.errors import DataError, EnvironmentUnfit, MemError, NoValidCheckpoint, RequestError
+from mem_core.domain.request import DataSection, RuntimeRequest
 from mem_core.infrastructure.machine.build import executable_problem, remove_stale_locks
 from mem_core.infrastructure.settings import Settings, child_environment
 from mem_core.infrastructure.telemetry.progress import PreparingView, Progress
@@ -149,7 +149,22 @@ def look_at_rows(request: RuntimeRequest, settings: Settings, vocab_size: int | 
         record = read_record(run_folder)
     rules = CURRENT_RULES if record is None else rules_of(record.encoding)
     tokenizer = at_hand(request.model.source, settings.model_cache_dir)
-    return look_at_data(request.data, tokenizer, vocab_size, settings.data_cache_dir, rules)
+    found = look_at_data(request.data, tokenizer, vocab_size, settings.data_cache_dir, rules)
+    for name, section in evaluation_sections(request).items():
+        found = _with_set(found, name, look_at_data(section, tokenizer, vocab_size, settings.data_cache_dir, rules))
+    return found
+
+
+def _with_set(found: DataNumbers, name: str, other: DataNumbers) -> DataNumbers:
+    """What stands in the way of a set that is evaluated, beside what stands in the way of the rows that are trained on."""
+    field = f"evaluation.sets.{name}"
+    problems = [problem.replace("data.train", field, 1) for problem in other.problems]
+    if not other.problems and other.refusal is None and not other.parquet and not any(file.size_bytes for file in other.files):
+        problems.append(f"{field}: no rows, its files are empty")
+    refusal = found.refusal or other.refusal
+    return found.model_copy(
+        update={"problems": (*found.problems, *problems), "parquet": (*found.parquet, *other.parquet), "refusal": refusal}
+    )
 
 
 def prepare_tokens(
@@ -170,3 +185,27 @@ def prepare_tokens(
 
     tokenizer = at_hand(request.model.source, settings.model_cache_dir)
     return prepare_data(request.data, request.training.seed, tokenizer, vocab_size, settings.data_cache_dir, show, rules)
+
+
+def prepare_evaluation(
+    request: RuntimeRequest, settings: Settings, vocab_size: int | None, progress: Progress, record: RunRecord | None
+) -> dict[str, PreparedData]:
+    """Token shards of the sets that are evaluated besides, under the same rules as the rows that are trained on.
+
+    Raises:
+        DataError and its kin, naming the set.
+    """
+    prepared: dict[str, PreparedData] = {}
+    for name, section in evaluation_sections(request).items():
+        try:
+            asked = request.model_copy(update={"data": section})
+            prepared[name] = prepare_tokens(asked, settings, vocab_size, progress, record)
+        except (DataError, RequestError) as exc:
+            field = f"evaluation.sets.{name}"
+            raise type(exc)(exc.problem, field=field, value=exc.value, bound=exc.bound, remedy=exc.remedy) from exc
+    return prepared
+
+
+def evaluation_sections(request: RuntimeRequest) -> dict[str, DataSection]:
+    """Each set of the request as if it were what is trained on, with nothing held out of it."""
+    return {name: request.data.model_copy(update={"train": files, "validation": None}) for name, files in request.evaluation.sets.items()}

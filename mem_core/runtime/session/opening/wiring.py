@@ -1,6 +1,9 @@
 """From a held run and its data to a session: which part gets which other parts."""
 
+from collections.abc import Callable
+
 from mem_core.core.policy.local_policy_engine import request_values
+from mem_core.core.results.evaluations import EvaluationBook
 from mem_core.core.run.belonging import CheckpointWords, birth_of
 from mem_core.core.run.state_manager import RunRecord, StateManager
 from mem_core.domain.checkpoint import CheckpointExpectation, TrainingPosition
@@ -10,7 +13,7 @@ from mem_core.infrastructure.settings import child_environment
 from mem_core.runtime.checkpoint_manager.inspection.validator import IntegrityValidator
 from mem_core.runtime.checkpoint_manager.manager import CheckpointManager
 from mem_core.runtime.checkpoint_manager.ports import CheckpointPorts, CheckpointScope
-from mem_core.runtime.data.values import PreparedData
+from mem_core.runtime.data.values import PreparedRows
 from mem_core.runtime.proof.replay_service import ReplayService
 from mem_core.runtime.proof.reshard_service import ReshardService, reshard_run
 from mem_core.runtime.proof.validator_process import ValidatorProcess
@@ -24,13 +27,15 @@ from mem_core.runtime.session.live_ranks import LiveRanks, RanksSetup, Standing
 from mem_core.runtime.session.memory_service import MemoryService
 from mem_core.runtime.session.opening.prepare_service import with_model_at_hand
 from mem_core.runtime.session.opening.stages import Held
+from mem_core.runtime.session.results.evaluation_service import EvaluationService
+from mem_core.runtime.session.results.export_service import ExportService
 from mem_core.runtime.session.run_session import RunSession, folded_limits
 from mem_core.runtime.session.segment_service import SegmentService
 from mem_core.runtime.session.segment_watch import SegmentWatch
 from mem_core.runtime.session.skip_list import SkipList
 
 
-def wire(held: Held, ranks: Ranks, request: RuntimeRequest, data: PreparedData, record: RunRecord) -> RunSession:
+def wire(held: Held, ranks: Ranks, request: RuntimeRequest, rows: PreparedRows, record: RunRecord) -> RunSession:
     """Everything of one attempt, whose ranks live where `ranks` starts them.
 
     Brings a newer checkpoint from the mirror and converts to another shape where that is due.
@@ -40,10 +45,11 @@ def wire(held: Held, ranks: Ranks, request: RuntimeRequest, data: PreparedData, 
     """
     attempt, environment = held.attempt(request), held.examined.environment
     validator = ValidatorProcess(held.server, IntegrityValidator(signature_key=_key(held)))
-    manager = _manager(held, request, validator, record)
+    book = _book(held.state)
+    manager = _manager(held, request, validator, record, book.held if request.evaluation.keep_best else frozenset)
     limit_bytes = next((budget.budget_bytes for budget in environment.memory if budget.kind == "host"), 0)
     checkpoints = _checkpoints(held, manager, limit_bytes)
-    spec = _worker_spec(held, with_model_at_hand(request, held.order.settings), data, record)
+    spec = _worker_spec(held, with_model_at_hand(request, held.order.settings), rows, record)
     skips = SkipList(spec, held.state)
     if record != held.state.record():
         _reshard(held, ranks, manager, spec, record, skips)
@@ -57,14 +63,17 @@ def wire(held: Held, ranks: Ranks, request: RuntimeRequest, data: PreparedData, 
         ranks=live,
         checkpoints=checkpoints,
         skips=skips,
-        watch=SegmentWatch(attempt, standing, limit_bytes),
+        watch=SegmentWatch(attempt, standing, limit_bytes, rows.train.num_samples / request.training.global_batch_size),
         pace=pace,
         born_with=BornWith(environment.versions, record.data_fingerprint),
     )
     validator.replay = ReplayService(ranks, spec, live.replay_evidence, lambda: skips.batches, lambda: segments.failed_batches)
     segments.watch.logs.bound()
     ending = Ending(attempt, segments, validator, ranks, held.remote)
-    return RunSession(attempt, segments, checkpoints, _advice(attempt, held, record), ending, failures)
+    evaluations = EvaluationService(attempt, segments, bool(spec.evaluation_sets), book)
+    settings = held.order.settings
+    exports = ExportService(attempt, held.server, settings.model_cache_dir, settings.manifest_key or "")
+    return RunSession(attempt, segments, checkpoints, _advice(attempt, held, record), ending, evaluations, exports, failures)
 
 
 def fresh_position(request: RuntimeRequest, first_plan_changes: tuple[MemoryPlanChange, ...] = ()) -> TrainingPosition:
@@ -78,21 +87,32 @@ def _key(held: Held) -> bytes | None:
     return text.encode() if text else None
 
 
-def _manager(held: Held, request: RuntimeRequest, validator: ValidatorProcess, record: RunRecord) -> CheckpointManager:
-    """Of this attempt, with what is not this run's set aside, and a newer checkpoint from the mirror brought in."""
+def _manager(
+    held: Held, request: RuntimeRequest, validator: ValidatorProcess, record: RunRecord, best: Callable[[], frozenset[int]]
+) -> CheckpointManager:
+    """Of this attempt, with what is not this run's set aside, and a newer checkpoint from the mirror brought in. `best` stays."""
     state, remote = held.state, held.remote
     expectation = CheckpointExpectation(num_ranks=request.parallel.num_ranks, zero_stage=request.parallel.zero_stage)
     scope = CheckpointScope(state.folder, request.run_id, state.attempt, request.checkpoint, expectation, birth_of(record))
     ports = CheckpointPorts(
         fence=state.fence, emit=state.emit, words=_words(state), tell=held.order.progress.note,
-        held=remote.held if remote is not None else tuple,
+        held=lambda: best() | (remote.held() if remote is not None else frozenset()),
     )  # fmt: skip
     manager = CheckpointManager(scope, ports, validator, signature_key=_key(held))
+    if remote is not None:
+        remote.mirror.also_keep = best
     manager.set_strangers_aside()
     brought = remote.catch_up(manager) if remote is not None else None
     if remote is not None and brought is not None:
         held.order.progress.note(f"the checkpoint of step {brought.step:,} was brought from {remote.mirror.url} and proven")
     return manager
+
+
+def _book(state: StateManager) -> EvaluationBook:
+    """What evaluations say of the run, kept up to date."""
+    book = EvaluationBook(state.lines())
+    state.listeners.append(lambda line: book.add(line.event))
+    return book
 
 
 def _words(state: StateManager) -> CheckpointWords:
@@ -124,10 +144,12 @@ def _advice(attempt: Attempt, held: Held, record: RunRecord) -> AdviceService:
     )  # fmt: skip
 
 
-def _worker_spec(held: Held, request: RuntimeRequest, data: PreparedData, record: RunRecord) -> WorkerSpec:
-    environment = held.examined.environment
+def _worker_spec(held: Held, request: RuntimeRequest, rows: PreparedRows, record: RunRecord) -> WorkerSpec:
+    environment, data = held.examined.environment, rows.train
+    evaluation_folders = {name: prepared.train_dir for name, prepared in rows.evaluation.items()}
     return WorkerSpec(
         request=request, device=environment.device, dtype=environment.dtype, num_threads=record.threads_per_rank,
         data_folder=data.train_dir, validation_folder=data.validation_dir, pad_token_id=data.pad_token_id,
-        default_plan=record.default_plan, on_built=held.order.options.on_built, router_loss=record.router_loss,
+        default_plan=record.default_plan, evaluation_folders=evaluation_folders, on_built=held.order.options.on_built,
+        router_loss=record.router_loss,
     )  # fmt: skip

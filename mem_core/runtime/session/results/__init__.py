@@ -1,0 +1,1 @@
+"""What a run comes to beside its steps: figures of held-out rows, and the model folder at its end. Called by the session."""
