@@ -111,7 +111,7 @@ def test_chats_are_prepared_with_masks_and_refused_rows_named(tmp_path: Path, to
     job = PrepareJob(data=data, tokenizer_source=str(tokenizer_folder), vocab_size=None, cache_dir=tmp_path / "cache", parent_pid=0)
     prepared = prepare_here(job, lambda progress: None)
     assert prepared.bad_rows == (f"{path}:2: the chat template refuses the messages: unknown role",)
-    assert prepared.notes[-1] == f"1 bad row was skipped, first {prepared.bad_rows[0]}"
+    assert prepared.notes[0] == f"1 bad row was skipped, first {prepared.bad_rows[0]}"
     dataset = TokenDataset.open(prepared.train_dir)
     ((tokens, mask),) = dataset.rows([0])
     assert mask is not None
