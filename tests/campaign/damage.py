@@ -27,7 +27,10 @@ from mutations import PLACES, bent_bytes, bent_document, copy_tree, put_in_place
 from flows.commands import policy as policy_commands
 from flows.commands import report as report_commands
 from flows.commands.checkpoints import list_checkpoints, verify_checkpoints
+from flows.commands.inspection.logs import run_logs, told
+from flows.commands.inspection.runs import local_row
 from mem_core.core.run.run_report import load_report_data
+from mem_core.core.run.story import story_line
 from mem_core.domain.errors import MemError
 from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.settings import Settings, child_environment
@@ -250,7 +253,9 @@ def _replay(folder: Path, said: io.StringIO) -> int:
 def _rest(folder: Path, said: io.StringIO) -> int:
     load_report_data(folder)
     report_commands.run_status(folder).model_dump_json()
-    list(report_commands.run_logs(folder))
+    list(run_logs(folder))
+    [story_line(line) for line in told(folder)[0]]
+    local_row(folder)
     policy_commands.explain_run(policy_commands.read_journal_files(folder))
     return list_checkpoints(folder, as_json=True, settings=Settings.from_environment({"MEM_HOME": "/nonexistent"}))
 

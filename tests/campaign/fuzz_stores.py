@@ -14,12 +14,15 @@ from mutations import bent_document, copy_tree
 from flows.commands import policy as policy_commands
 from flows.commands import report as report_commands
 from flows.commands.checkpoints import list_checkpoints, verify_checkpoints
+from flows.commands.inspection.logs import run_logs, told
+from flows.commands.inspection.runs import local_row
 from flows.commands.train import result_if_finished
 from mem_core.core.run.lease import read_lease
 from mem_core.core.run.reconcile import reconcile
 from mem_core.core.run.record import RunRecord, read_record
 from mem_core.core.run.run_report import load_report_data
 from mem_core.core.run.state_manager import StateManager
+from mem_core.core.run.story import story_line
 from mem_core.domain.errors import MemError
 from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.request import DataSection, RuntimeRequest
@@ -103,7 +106,9 @@ LOOKS: tuple[Callable[[Path], object], ...] = (
     report_commands.run_status_text,
     lambda folder: report_commands.run_status(folder).model_dump_json(),
     load_report_data,
-    lambda folder: list(report_commands.run_logs(folder)),
+    lambda folder: list(run_logs(folder)),
+    lambda folder: [story_line(line) for line in told(folder)[0]],
+    lambda folder: local_row(folder).model_dump_json(),
     lambda folder: list_checkpoints(folder, as_json=True, settings=SETTINGS),
     lambda folder: verify_checkpoints(folder, as_json=True, settings=SETTINGS),
     lambda folder: json.dumps(policy_commands.replay_decisions(policy_commands.read_journal_files(folder)).report),

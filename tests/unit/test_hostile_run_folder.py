@@ -15,6 +15,8 @@ import pytest
 from flows.commands import policy as policy_commands
 from flows.commands import report as report_commands
 from flows.commands.checkpoints import list_checkpoints, verify_checkpoints
+from flows.commands.inspection.logs import run_logs, told
+from flows.commands.inspection.runs import local_row
 from flows.commands.stop import stop_run
 from mem_core.core.doctor.storage import SMALLEST_FILE_LIMIT_BYTES, file_size_findings
 from mem_core.core.run.holder import observe_holder
@@ -38,7 +40,9 @@ VERBS: dict[str, Callable[[Path], object]] = {
     "status": report_commands.run_status_text,
     "status --json": report_commands.run_status,
     "report": load_report_data,  # drawing it takes a second and reads nothing more
-    "logs": lambda folder: list(report_commands.run_logs(folder)),
+    "logs": told,
+    "logs --workers": lambda folder: list(run_logs(folder)),
+    "runs": local_row,
     "checkpoints list": lambda folder: list_checkpoints(folder, as_json=True, settings=SETTINGS),
     "checkpoints verify": lambda folder: verify_checkpoints(folder, as_json=True, settings=SETTINGS),
     "policy replay": lambda folder: policy_commands.replay_decisions(policy_commands.read_journal_files(folder)),

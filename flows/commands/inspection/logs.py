@@ -32,11 +32,8 @@ def print_logs(run_folder: Path, *, workers: bool, follow: bool, as_json: bool, 
     """
     if workers:
         return _print_worker_logs(run_folder, num_lines or 50)
-    require_run(run_folder)
     show = _json_of if as_json else story_line
-    lines, notes = read_journal_lines(run_folder / "journal")
-    if not lines and notes:
-        raise StoreUnavailable("the journal cannot be read", value=notes[0], remedy="Give this user the right to read it, or restore it.")
+    lines, notes = told(run_folder)
     shown = [text for line in lines if (text := show(line)) is not None]
     for text in shown[-num_lines:] if num_lines else shown:
         print(printable(text), flush=follow)
@@ -49,6 +46,19 @@ def print_logs(run_folder: Path, *, workers: bool, follow: bool, as_json: bool, 
     elif not as_json and has_worker_words(run_folder):
         print(WORKERS_HINT, file=sys.stderr)
     return 0
+
+
+def told(run_folder: Path) -> tuple[list[JournalLine], list[str]]:
+    """The lines of a run's journal, and notes on what could not be read.
+
+    Raises:
+        RequestError: there is no run in that folder. StoreUnavailable: nothing of its journal can be read.
+    """
+    require_run(run_folder)
+    lines, notes = read_journal_lines(run_folder / "journal")
+    if not lines and notes:
+        raise StoreUnavailable("the journal cannot be read", value=notes[0], remedy="Give this user the right to read it, or restore it.")
+    return lines, notes
 
 
 def _json_of(line: JournalLine) -> str:
