@@ -54,9 +54,11 @@ def request_of(folder: Path, rows: Path, sequence_length: int, steps: int, seed:
     )  # fmt: skip
 
 
-def small(folder: Path, seed: int) -> RuntimeRequest:
-    """Eighty rows; a long one is 512 tokens."""
-    return request_of(folder, rows_file(folder, seed, 5 * ROWS_A_STEP, (40, 41, 70), 120), 512, 5, seed)
+def small(folder: Path, seed: int, steps: int = 3) -> RuntimeRequest:
+    """Every third row is of 512 tokens: passes as large as the plan allows, from the first batch on. Without what is reserved for the
+    first update they peak at 105 % of the limit there, with it at 95 %."""
+    num_rows = steps * ROWS_A_STEP
+    return request_of(folder, rows_file(folder, seed, num_rows, tuple(range(0, num_rows, 3)), 120), 512, steps, seed)
 
 
 def as_reported(folder: Path, seed: int) -> RuntimeRequest:
@@ -114,11 +116,11 @@ def assert_never_near(result: RunResult, log: Path) -> None:
     assert max(pressures) > 0.6, "what was reserved was never used"
 
 
-def test_a_long_row_after_the_first_update_stays_below_the_budget(drive: Drive, tmp_path: Path) -> None:
-    """One seed of the small shape."""
+def test_the_first_update_stays_below_the_budget(drive: Drive, tmp_path: Path) -> None:
+    """One step of one seed of the small shape."""
     log = tmp_path / "readings"
     port = partial(watched, limit=partial(own_budget, headroom_bytes=HEADROOM_BYTES), name="memory.budget", log=log)
-    assert_never_near(drive(small(tmp_path, 0), options=with_port(port)), log)
+    assert_never_near(drive(small(tmp_path, 0, steps=1), options=with_port(port)), log)
 
 
 @pytest.mark.slow
