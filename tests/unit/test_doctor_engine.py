@@ -32,7 +32,7 @@ def noexec_folder() -> Path | None:
 
 def test_what_the_child_says_becomes_findings_with_the_right_codes() -> None:
     """64 for what the request asks, 69 for libraries that do not even load, a notice where nothing is known."""
-    out = 'noise\n{"problems": [["deepspeed", "tensorboard.enabled: not a boolean", "Mend it.", 64]], "attention": "sdpa"}\n'
+    out = 'noise\n{"problems": [["deepspeed", "tensorboard.enabled: not a boolean", "Mend it.", "", 64]], "attention": "sdpa"}\n'
     (finding,) = engine_findings(read_answer(0, out, ""))
     assert (finding.check, finding.severity, finding.exit_code) == ("deepspeed", "failure", 64)
     (finding,) = engine_findings(read_answer(1, "", "Traceback\n  File x\nValueError: docstring of x\n"))

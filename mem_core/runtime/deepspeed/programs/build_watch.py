@@ -79,7 +79,7 @@ def _wait(builder: "subprocess.Popen[bytes]", folder: Path, note: Callable[[str]
                 value="; ".join(holders) or None,
                 remedy=f"End who holds the lock under {folder} or let it finish, then start again.",
             )
-        if holders and now_s - said_s >= watch.say_every_s:
+        if holders and now_s - said_s >= watch.say_every_s and builder.poll() is None:  # what an ended one has left is nobody's
             said_s = now_s
             note(f"waiting for {'; '.join(holders)}; {format_seconds(left_s)} more at most")
 
