@@ -1,15 +1,16 @@
-"""The doctor's prediction for LoRA against measured peaks: `python tests/benchmarks/adapter_memory.py [FOLDER]`.
+"""The doctor's prediction for LoRA against measured peaks: `python tests/benchmarks/adapter_memory.py [--folder FOLDER]`.
 
 A model of SmolLM2-135M's sizes with random weights (540 MB, made in FOLDER, default a temporary one) is trained for four steps in each
 shape; the largest resident peak of steps 3 and 4, as the run recorded it, is printed beside the prediction. Float32, one rank.
 """
 
-import sys
+import argparse
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measuring import parsed
 
 from mem_core.core.doctor.memory import estimate_memory
 from mem_core.core.run.state_manager import read_journal
@@ -81,14 +82,14 @@ def measure(asked: RuntimeRequest, server: ForkServer) -> tuple[int, int]:
         return predicted, int(columns["peak_bytes"][2:].max())
 
 
-def main(folder: Path) -> None:
+def run(folder: Path, num_shapes: int) -> None:
     """Print a line for each shape."""
     settings = Settings.from_environment()
     model = make_model(folder / "model")
     server = ForkServer.start(child_environment(settings, device="cpu", extra={}), folder)
     try:
         with tempfile.TemporaryDirectory(dir=folder) as store:
-            for number, shape in enumerate(SHAPES):
+            for number, shape in enumerate(SHAPES[:num_shapes]):
                 predicted, measured = measure(request(Path(store), model, number, shape), server)
                 error = predicted / measured - 1
                 print(f"{shape}: predicted {predicted / MIB:,.0f} MiB, measured {measured / MIB:,.0f} MiB, {error:+.1%}", flush=True)
@@ -96,6 +97,15 @@ def main(folder: Path) -> None:
         server.close()
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Measure each shape."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, default=None, help="where the model is made; default a temporary folder")
+    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="only the first ones")
+    arguments = parsed(parser, shapes=1)
     with tempfile.TemporaryDirectory(prefix="mem-adapter-memory-") as made:
-        main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(made))
+        run(arguments.folder or Path(made), arguments.shapes)
+
+
+if __name__ == "__main__":
+    main()

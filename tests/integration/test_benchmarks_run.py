@@ -18,7 +18,11 @@ def test_all_that_take_arguments_are_measurements() -> None:
     assert takes == set(MEASUREMENTS)
 
 
-@pytest.mark.parametrize("name", MEASUREMENTS)
+LONG = {"goodput.py", "memory_first_shrink.py", "overhead.py", "recovery.py", "adapter_memory.py"}  # half a minute and more each
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in MEASUREMENTS]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_measurement_runs_and_prints(name: str, tmp_path: Path) -> None:
     environ = {**os.environ, "TMPDIR": str(tmp_path)}
     program = [sys.executable, FOLDER / name, "--smoke"]
