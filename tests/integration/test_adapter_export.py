@@ -5,15 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from own_model import own_model
 
 from flows.commands.export import export_checkpoint
 from mem_core.domain.errors import RequestError
 from mem_core.domain.request import ModelSection, RuntimeRequest
 from mem_core.domain.run import RunResult
-from mem_core.runtime.deepspeed.trainable import trainable_of
 from mem_core.runtime.models.build import build_model, save_pretrained_folder
 from mem_core.runtime.ranks.local.processes import ForkServer
 from mem_core.testing.tokenizer_folders import byte_level_bpe
@@ -44,17 +43,7 @@ def model_folder(tmp_path: Path) -> Path:
 
 def own_logits(request: RuntimeRequest, server: ForkServer, result: RunResult, tmp_path: Path) -> torch.Tensor:
     """Logits of the model as the run built it, with the trained weights of its last checkpoint as DeepSpeed reads them."""
-    server.log_into(tmp_path)
-    child = server.fork("stage_weights:fp32_weights", "weights.log")
-    child.connection.send(str(Path(result.run_folder) / "checkpoints" / "step-000000004"))
-    weights: dict[str, np.ndarray] = child.connection.recv()
-    child.close()
-    model = build_model(request.model, request.data.sequence_length, request.training.seed, "float32", activation_checkpointing=False)
-    trainable = trainable_of(request)
-    trainable.choose(model)
-    assert weights.keys() >= trainable.shapes(model).keys()
-    assert model.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()}, strict=False).unexpected_keys == []
-    return logits_of(model)
+    return logits_of(own_model(request, server, Path(result.run_folder) / "checkpoints" / "step-000000004", tmp_path))
 
 
 def logits_of(model: Any) -> torch.Tensor:
