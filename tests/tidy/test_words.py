@@ -52,6 +52,12 @@ def test_every_command_of_the_readme_exists(words: list[str]) -> None:
         arguments = build_parser().parse_args([word for word in words[1:] if word != "&"])
         request = getattr(arguments, "request", None)
         assert request is None or (ROOT / request).is_file(), f"{request} is not in the repository"
+    elif words[0] == ".venv/bin/python":
+        assert (ROOT / words[1]).is_file(), f"{words[1]} is not in the repository"
+    elif words[:2] == [".venv/bin/pip", "install"]:
+        extra = words[-1].removeprefix(".[").removesuffix("]")
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        assert extra in project["optional-dependencies"], f"{extra} is no extra of this project"
     else:
         assert words[0] in SHELL_WORDS
 
