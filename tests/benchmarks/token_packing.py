@@ -16,6 +16,7 @@ import os
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ class Documents:
     """Random rows of given lengths, read as `TokenDataset` is."""
 
     def __init__(self, lengths: np.ndarray) -> None:
-        self.lengths = lengths
+        self.lengths, self.index = lengths, SimpleNamespace(documents_apart=False)
         generator = np.random.default_rng(1)
         self._rows = [generator.integers(3, 259, size=length, dtype=np.int32) for length in lengths]
 

@@ -85,6 +85,7 @@ def test_adapters_and_merged_model_compute_what_the_run_did(
     assert distance(logits_of(with_peft(model_folder, adapters)), wanted) < 1e-5
     assert distance(logits_of(whole_model(merged)), wanted) < 1e-5
     for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert len({path.stat().st_mode for path in (*merged.iterdir(), *adapters.iterdir())}) == 1, "a group shares what the umask says"
         assert (merged / name).read_bytes() == (adapters / name).read_bytes() == (model_folder / name).read_bytes()
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from mem_core.domain.errors import RequestError
 from mem_core.domain.request import LoraSection, ModelSection
-from mem_core.runtime.models.build import appearing, save_pretrained_folder, write_tokenizer
+from mem_core.infrastructure.storage.appearing import appearing
+from mem_core.runtime.models.build import save_pretrained_folder, write_tokenizer
 from mem_core.runtime.models.folders import is_preset, local_model_folder
 
 if TYPE_CHECKING:

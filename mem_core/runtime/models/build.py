@@ -1,13 +1,12 @@
 """Build, name and export models. Worker side: the functions import torch and transformers."""
 
-import contextlib
-import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mem_core.domain.errors import InternalError, RequestError
 from mem_core.domain.request import ModelSection
+from mem_core.infrastructure.storage.appearing import appearing
 from mem_core.infrastructure.storage.reading import copy_regular
 from mem_core.runtime.models.configuration import refused
 from mem_core.runtime.models.encoding import tokenizer_files
@@ -149,27 +148,6 @@ def save_pretrained_folder(
         config.save_pretrained(staging)
         write_tokenizer(model.source, staging, cache_dir)
         finish(staging)
-
-
-@contextlib.contextmanager
-def appearing(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which takes the place of `folder` once it is whole."""
-    staging = folder.with_name(f".{folder.name}.partial")
-    _move_steps(staging, folder)  # a crash in the middle of a swap left them there
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir(parents=True)
-    yield staging
-    _move_steps(folder, staging)
-    shutil.rmtree(folder, ignore_errors=True)
-    staging.rename(folder)
-
-
-def _move_steps(source: Path, target: Path) -> None:
-    """Exports of single steps are folders of their own within the folder of the last one."""
-    for step in source.glob("step-*"):
-        if step.is_dir() and not (target / step.name).exists():
-            target.mkdir(exist_ok=True)
-            step.rename(target / step.name)
 
 
 def write_tokenizer(source: str, target: Path, cache_dir: Path | None = None) -> None:
