@@ -6,10 +6,12 @@ import pytest
 
 from mem_core.core.run.record import RECORD_NAME, SEAL_NAME, RunRecord, read_record
 from mem_core.core.run.state_manager import StateManager
+from mem_core.domain.environment import EnvironmentReport, Finding, MemoryBudget
 from mem_core.domain.errors import NoValidCheckpoint
 from mem_core.domain.events import Noted, SegmentStarted
 from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.request import RuntimeRequest
+from mem_core.runtime.session.opening.already_there import Resuming, problems_of_run
 
 
 def born(root: Path) -> RunRecord:
@@ -77,3 +79,25 @@ def test_a_run_that_trained_is_not_born_again_with_other_values(tmp_path: Path) 
 def test_a_run_that_died_before_its_birth_starts_as_new(tmp_path: Path) -> None:
     StateManager.acquire(tmp_path, "run").release()
     assert mended(tmp_path) == (None, [])
+
+
+def test_a_run_that_is_held_is_said_to_be_held_before_its_values_are_judged(tmp_path: Path) -> None:
+    """For training the holder comes first; the doctor must not tell somebody who has to wait something else instead."""
+    record = born(tmp_path)
+    training = record.request.training.model_copy(update={"seed": 7})
+    other = record.request.model_copy(update={"training": training})
+    budget = MemoryBudget(kind="host", budget_bytes=2**30, binding_limit="cgroup", limits_bytes={"cgroup": 2**30})
+    facts = {
+        "device": "cpu",
+        "device_reason": "auto",
+        "dtype": "float32",
+        "num_cores": 2,
+        "threads_per_rank": 2,
+        "versions": {},
+        "memory": (budget,),
+    }
+    free = EnvironmentReport.model_validate({**facts, "findings": ()})
+    (refused,) = problems_of_run(tmp_path / "run", other, free, Resuming())
+    assert refused.field == "training.seed"
+    holder = Finding(check="holder", severity="failure", observed="process 5 holds run run", exit_code=76)
+    assert problems_of_run(tmp_path / "run", other, free.model_copy(update={"findings": (holder,)}), Resuming()) == ()

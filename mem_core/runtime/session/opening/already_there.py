@@ -12,7 +12,7 @@ from mem_core.core.run.reconcile import reconcile
 from mem_core.core.run.record import RunRecord, read_record
 from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.environment import EnvironmentReport
-from mem_core.domain.errors import MemError
+from mem_core.domain.errors import MemError, RunHeld
 from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.storage.disk import OsDisk
 from mem_core.runtime.checkpoint_manager.catalog import Catalog
@@ -35,7 +35,12 @@ class Resuming:
 
 
 def problems_of_run(folder: Path, request: RuntimeRequest, report: EnvironmentReport, options: Resuming) -> tuple[MemError, ...]:
-    """Why a run in `folder` could not go on with the request, as training would say it; nothing where it can, or there is none."""
+    """Why a run in `folder` could not go on with the request, as training would say it; nothing where it can, or there is none.
+
+    Nothing either while somebody holds it: that comes first for training, too, and what the folder says then is still moving.
+    """
+    if any(finding.exit_code == RunHeld.exit_code for finding in report.failures):
+        return ()
     try:
         record = read_record(folder)
         catalog = Catalog(OsDisk(), folder, request.run_id, options.manifest_key.encode() if options.manifest_key else None)
