@@ -81,7 +81,7 @@ class Desk:
 def finished(tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer) -> Desk:
     """The run `demo`, some steps long and at its end."""
     desk = Desk(tmp_path_factory.mktemp("finished"))
-    request = load_request(str(ROOT / "deployments" / "demo.yaml"), ["training.max_steps=30", "training.segment_steps=10", "device=cpu"])
+    request = load_request(str(ROOT / "deployments" / "demo.yaml"), ["training.max_steps=30", "training.segment_steps=10"])
     drive(request.model_copy(update={"store": str(desk.folder / "runs")}), server=fork_server)
     return desk
 
