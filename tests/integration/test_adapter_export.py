@@ -67,7 +67,7 @@ def with_peft(base: Path, adapters: Path) -> Any:
     return PeftModel.from_pretrained(whole_model(base), str(adapters))
 
 
-@pytest.mark.parametrize(("zero_stage", "num_ranks"), [(1, 1), (3, 2)])
+@pytest.mark.parametrize(("zero_stage", "num_ranks"), [pytest.param(1, 1, marks=pytest.mark.slow), (3, 2)])
 def test_adapters_and_merged_model_compute_what_the_run_did(
     zero_stage: int, num_ranks: int, nano: Nano, drive: Drive, fork_server: ForkServer, model_folder: Path, tmp_path: Path
 ) -> None:
@@ -89,6 +89,7 @@ def test_adapters_and_merged_model_compute_what_the_run_did(
         assert (merged / name).read_bytes() == (adapters / name).read_bytes() == (model_folder / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_preset_s_adapters_bring_the_model_that_no_loader_knows(
     nano: Nano, drive: Drive, fork_server: ForkServer, tmp_path: Path
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_preset_s_adapters_bring_the_model_that_no_loader_knows(
     assert distance(logits_of(AutoPeftModelForCausalLM.from_pretrained(str(tmp_path / "adapters"))), wanted) < 1e-5
 
 
+@pytest.mark.slow
 def test_frozen_weights_are_exported_as_they_were(
     nano: Nano, drive: Drive, fork_server: ForkServer, model_folder: Path, tmp_path: Path
 ) -> None:

@@ -108,6 +108,7 @@ def test_other_pairs_of_shapes(before: tuple[int, int], after: tuple[int, int], 
     assert again.applied_steps == 2 * K
 
 
+@pytest.mark.slow
 def test_replays_prove_them_and_a_mirror_brings_them_back(nano: Nano, drive: Drive, tmp_path: Path) -> None:
     """Every checkpoint is redone in fresh processes; after the run's folder is lost its mirror and the base go on to the same bits."""
     checkpoint = {"validation": "replay", "mirror": f"file://{tmp_path / 'mirror'}"}

@@ -17,7 +17,7 @@ from mem_core.infrastructure.settings import Settings
 from mem_core.testing.model_folders import ARCHITECTURES, model_folder
 
 pytestmark = pytest.mark.integration
-QUICK = ("qwen3", "mixtral")
+QUICK = ("mixtral",)
 ONE_A_ROW = ("opt", "bloom", "gpt_oss")  # of which this version of transformers lets documents be seen that stand before
 CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ARCHITECTURES]
 EXTRA: dict[str, dict[str, Any]] = {"mixtral": {"output_router_logits": True}, "falcon": {"alibi": True}}
