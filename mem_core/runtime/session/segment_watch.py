@@ -29,6 +29,7 @@ class SegmentWatch:
     validation_loss: float | None = None
     notices: Notices = field(init=False)
     until_step: int = field(default=0, init=False)
+    segment_index: int = field(default=0, init=False)
     _steps: Rate = field(default_factory=Rate)
     _tokens: Rate = field(default_factory=Rate)
     _fault: tuple[str, float] | None = None
@@ -54,7 +55,7 @@ class SegmentWatch:
 
     def on_beat(self, beats: list[Heartbeat], segment_index: int) -> None:
         """Take in what each rank last said, rank 0 first."""
-        beat, standing = beats[0], self.standing
+        beat, standing, self.segment_index = beats[0], self.standing, segment_index
         standing.reached_batch = max(standing.reached_batch, beat.batch_index)
         standing.has_stepped |= standing.position is not None and beat.applied_steps > standing.position.applied_steps
         if self._fault is not None and standing.position is not None and beat.applied_steps > standing.position.applied_steps:

@@ -75,7 +75,7 @@ class EvaluationService:
         return True
 
     def _on_beat(self, beats: list[Heartbeat], may_leave: bool) -> None:
-        self.segments.watch.on_beat(beats, 0)
+        self.segments.watch.on_beat(beats, self.segments.watch.segment_index)
         if may_leave and self.attempt.stop:
             raise EvaluationLeft
 
