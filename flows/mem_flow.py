@@ -2,13 +2,16 @@
 
 import logging
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from inspect import signature
+from typing import Any, ParamSpec, TypeVar, get_type_hints
 
 from prefect import Flow
 from prefect.exceptions import CancelledRun, ParameterTypeError
+from pydantic import BaseModel, ValidationError, create_model
 
 from mem_core.domain.errors import Interrupted, RequestError
 from mem_core.domain.request import RuntimeRequest
+from mem_core.infrastructure.request.errors import request_error
 from mem_core.infrastructure.request.file import parse_request
 
 P = ParamSpec("P")
@@ -49,7 +52,18 @@ class MemFlow(Flow[P, R]):
         try:
             return super().validate_parameters(parameters)
         except ParameterTypeError as exc:
+            if isinstance(exc.__context__, ValidationError):  # what Prefect made its text of
+                raise request_error(exc.__context__, self._parameters_model()) from exc
             raise RequestError(f"the parameters of this flow do not fit: {exc}", remedy="Its form in the UI names them.") from exc
+
+    def _parameters_model(self) -> type[BaseModel]:
+        """The parameters as fields of a model, for their descriptions and bounds."""
+        hints = get_type_hints(self.fn, include_extras=True)
+        fields: dict[str, Any] = {
+            name: (hints.get(name, Any), ... if given.default is given.empty else given.default)
+            for name, given in signature(self.fn).parameters.items()
+        }
+        return create_model("Parameters", **fields)
 
     def __call__(self, *args: Any, return_state: bool = False, **kwargs: Any) -> Any:
         """Run it here; where no server is configured an embedded one is started first, in a notebook the progress is shown.

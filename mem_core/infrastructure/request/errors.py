@@ -51,7 +51,8 @@ def _one(raw: dict[str, Any], model: type[BaseModel]) -> RequestError:
         return _own_message(str(raw["msg"]).removeprefix("Value error, "), path, shown, info, model)
     bound = str(context["expected"]).replace("'", "") if kind == "literal_error" else _bound(info)
     if info is not None and _is_union(info.annotation):
-        bound = _union_bound(info) or bound
+        kinds = _union_bound(info)
+        bound = f"{kinds} ({bound})" if kinds and bound else kinds or bound
     return RequestError(_problem(kind, str(raw["msg"])), field=path, value=shown, bound=bound, remedy=_hint(info) or "Correct the value.")
 
 
