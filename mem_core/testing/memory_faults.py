@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -150,6 +151,15 @@ def move_address_space(runner: Any, tight: tuple[int, int], headroom_bytes: int)
 def join_cgroup(runner: Any, folder: Path) -> None:
     """Move the rank into a control group."""
     (folder / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def limit_cgroup(runner: Any, folder: Path, headroom_bytes: int) -> None:
+    """Join a group of version 1; its limit is what is charged there now and some headroom (pages from before are charged elsewhere)."""
+    (folder / "memory.limit_in_bytes").write_text(str(2**40))  # that of an earlier try
+    join_cgroup(runner, folder)
+    time.sleep(0.2)  # the supervisor looks every 50 ms which groups its ranks are in
+    used = int((folder / "memory.usage_in_bytes").read_text())
+    (folder / "memory.limit_in_bytes").write_text(str(used + headroom_bytes))
 
 
 def kill_rank(runner: Any, batch_index: int, marker: Path) -> None:

@@ -6,7 +6,6 @@ moments; a plan that trusts it passes every limit at the first long row after th
 
 import json
 import random
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
@@ -14,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from control_groups import control_group
 
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
-from mem_core.testing.memory_faults import join_cgroup, limit_address_space
+from mem_core.testing.memory_faults import limit_address_space, limit_cgroup
 from mem_core.testing.ports import with_port
 
 pytestmark = pytest.mark.integration
 Drive = Callable[..., RunResult]
 MIB = 2**20
 WORDS = ("the", "of", "and", "to", "in", "is", "you", "that", "it", "he", "was", "for", "with", "they", "have", "from", "word", "what")
-GROUPS = Path("/sys/fs/cgroup/memory")
 HIGH_WATERMARK = 0.9
 ROWS_A_STEP = 16
 # Of llama-small: gradients 99 MiB, moments 198 MiB, the update's transient 99 MiB; what is left is for activations.
@@ -74,16 +73,6 @@ def own_budget(runner: Any, headroom_bytes: int) -> None:
 def address_space(runner: Any, headroom_bytes: int) -> None:
     """RLIMIT_AS."""
     limit_address_space(runner, headroom_bytes)
-
-
-def group_of_its_own(runner: Any, headroom_bytes: int, folder: Path) -> None:
-    """A control group that the rank joins, with its pages: the limit is what it uses now and some headroom, less than is charged here,
-    since pages that came before it joined are charged elsewhere."""
-    (folder / "memory.limit_in_bytes").write_text(str(2**40))
-    join_cgroup(runner, folder)
-    time.sleep(0.2)  # the supervisor looks every 50 ms which groups its ranks are in
-    used = int((folder / "memory.usage_in_bytes").read_text())
-    (folder / "memory.limit_in_bytes").write_text(str(used + headroom_bytes))
 
 
 def watched(runner: Any, limit: Callable[[Any], None], name: str, log: Path) -> None:
@@ -137,14 +126,8 @@ def test_ten_seeds(drive: Drive, tmp_path: Path, kind: str, seed: int) -> None:
 @pytest.fixture
 def group(request: pytest.FixtureRequest) -> Iterator[Path]:
     """A control group of our own; skipped where the machine does not let us make one."""
-    folder = GROUPS / f"mem-first-{request.node.callspec.params['seed']}"
-    try:
-        folder.mkdir()
-        (folder / "memory.limit_in_bytes").write_text(str(2**40))
-    except OSError as exc:
-        pytest.skip(f"no control group can be made here: {exc}")
-    yield folder
-    folder.rmdir()
+    with control_group(f"mem-first-{request.node.callspec.params['seed']}") as folder:
+        yield folder
 
 
 @pytest.mark.slow
@@ -152,7 +135,7 @@ def group(request: pytest.FixtureRequest) -> Iterator[Path]:
 def test_ten_seeds_in_a_control_group(drive: Drive, tmp_path: Path, group: Path, seed: int) -> None:
     """The kernel kills nothing."""
     log = tmp_path / "readings"
-    port = partial(watched, limit=partial(group_of_its_own, headroom_bytes=HEADROOM_BYTES, folder=group), name="cgroup", log=log)
+    port = partial(watched, limit=partial(limit_cgroup, headroom_bytes=HEADROOM_BYTES, folder=group), name="cgroup", log=log)
     assert_never_near(drive(small(tmp_path, seed), options=with_port(port)), log)
     assert (group / "memory.oom_control").read_text().split()[-1] == "0"
 

@@ -1,7 +1,6 @@
 """Real limits: RLIMIT_AS and a control group around the ranks, a user's budget, and SIGKILL. One long document among short ones."""
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from control_groups import control_group
 
 from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.errors import MemError, MemoryExhausted
@@ -16,7 +16,7 @@ from mem_core.domain.events import Noted
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.runtime.session.opening.stages import Prepared
-from mem_core.testing.memory_faults import join_cgroup, kill_rank, limit_address_space
+from mem_core.testing.memory_faults import kill_rank, limit_address_space, limit_cgroup
 from mem_core.testing.ports import distance, recorded, replaying, with_port
 
 pytestmark = pytest.mark.integration
@@ -24,7 +24,6 @@ Drive = Callable[..., RunResult]
 STEPS, LENGTH = 16, 1_024
 MIB = 2**20
 SNAPSHOT_HEADROOM = 600 * MIB
-GROUPS = Path("/sys/fs/cgroup/memory")
 
 
 @pytest.fixture(scope="module")
@@ -97,29 +96,14 @@ def test_calibration_leaves_no_trace(drive: Drive, documents: Path, tmp_path: Pa
 @pytest.fixture
 def group(request: pytest.FixtureRequest) -> Iterator[Path]:
     """A control group of our own; skipped where the machine does not let us make one."""
-    folder = GROUPS / f"mem-test-{request.node.name[:40]}"
-    try:
-        folder.mkdir()
-        (folder / "memory.limit_in_bytes").write_text(str(2**40))
-    except OSError as exc:
-        pytest.skip(f"no control group can be made here: {exc}")
-    yield folder
-    folder.rmdir()
-
-
-def limit_group(runner: Any, folder: Path, headroom_bytes: int) -> None:
-    """Join the group; its limit is what the rank has now and some headroom (pages that it shares are charged elsewhere)."""
-    (folder / "memory.limit_in_bytes").write_text(str(2**40))  # that of an earlier try
-    join_cgroup(runner, folder)
-    time.sleep(0.2)  # the supervisor looks every 50 ms which groups its ranks are in
-    used = int((folder / "memory.usage_in_bytes").read_text())
-    (folder / "memory.limit_in_bytes").write_text(str(used + headroom_bytes))
+    with control_group(f"mem-test-{request.node.name[:40]}") as folder:
+        yield folder
 
 
 def test_a_long_document_in_a_control_group(drive: Drive, documents: Path, tmp_path: Path, unlimited: RunResult, group: Path) -> None:
     """Resident memory under a limit of a group that the rank was moved into: met before the kernel kills anything."""
     request = request_of(tmp_path, "group", documents)
-    result = drive(request, options=with_port(partial(limit_group, folder=group, headroom_bytes=230 * MIB)))
+    result = drive(request, options=with_port(partial(limit_cgroup, folder=group, headroom_bytes=230 * MIB)))
     assert (result.restarts, result.ooms_absorbed) == (0, 0)
     assert "cgroup" in result.memory.plan_changes[0]["reason"]
     assert_survived(result, unlimited, drive, request)
@@ -154,7 +138,7 @@ def test_kills_by_the_kernel_are_bounded(drive: Drive, documents: Path, tmp_path
     """A group too small for any pass: the kernel kills every try; each is named, the ladder is walked once, and the run ends."""
     request = request_of(tmp_path, "hopeless", documents)
     with pytest.raises(MemError) as error:
-        drive(request, options=with_port(partial(limit_group, folder=group, headroom_bytes=8 * MIB)))
+        drive(request, options=with_port(partial(limit_cgroup, folder=group, headroom_bytes=8 * MIB)))
     assert error.value.exit_code in (78, 79)
     assert "OOM killer" in str(error.value)
 
@@ -174,7 +158,7 @@ def limit_group_for_snapshots(runner: Any, folder: Path, headroom_bytes: int, ma
     """Join the group; `marker` grows by a byte with each save in the foreground."""
     from mem_core.runtime.deepspeed.snapshot import Snapshot
 
-    limit_group(runner, folder, headroom_bytes)
+    limit_cgroup(runner, folder, headroom_bytes)
     write = Snapshot.write_foreground
 
     def noted_write(snapshot: Snapshot) -> None:

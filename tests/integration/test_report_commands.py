@@ -99,14 +99,18 @@ def test_a_story_that_is_followed_goes_on_with_what_is_written_and_ends_with_the
         with path.open("ab") as file:
             file.write(pieces.pop(0))
 
-    seen = [line.model_dump_json().encode() for line in followed(tmp_path, sleep)]
+    seen = [line.model_dump_json().encode() for line in followed(tmp_path, sleep, after=0)]
     assert seen == [line.strip() for line in lines[1:]]
     assert not pieces
 
 
 def test_nobody_waits_for_a_run_whose_driver_has_gone(tmp_path: Path) -> None:
-    JournalBuilder().start().segment(0, 0, 100).write(tmp_path / "journal")
-    assert list(followed(tmp_path, lambda _: pytest.fail("it waits"))) == []
+    builder = JournalBuilder().start().segment(0, 0, 100)
+    builder.write(tmp_path / "journal")
+    last = builder.lines[-1].sequence
+    assert list(followed(tmp_path, lambda _: pytest.fail("it waits"), after=last)) == []
+    between = list(followed(tmp_path, lambda _: pytest.fail("it waits"), after=0))
+    assert between == builder.lines[1:], "what was written between the reading and the following is told"
 
 
 def test_status_tells_what_a_run_does_right_now_as_long_as_its_driver_lives(tmp_path: Path) -> None:

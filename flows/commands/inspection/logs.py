@@ -40,7 +40,7 @@ def print_logs(run_folder: Path, *, workers: bool, follow: bool, as_json: bool, 
     for note in notes:
         print(f"mem: left out: {note}", file=sys.stderr)
     if follow and (not lines or not isinstance(lines[-1].event, RunEnded)):
-        for line in followed(run_folder, time.sleep):
+        for line in followed(run_folder, time.sleep, lines[-1].sequence if lines else -1):
             if (text := show(line)) is not None:
                 print(printable(text), flush=True)
     elif not as_json and has_worker_words(run_folder):
@@ -65,16 +65,19 @@ def _json_of(line: JournalLine) -> str:
     return line.model_dump_json()
 
 
-def followed(run_folder: Path, sleep: Callable[[float], None]) -> Iterator[JournalLine]:
-    """New journal lines as they come; ends with the run's last word, or when its driver is gone and has nothing more to say."""
+def followed(run_folder: Path, sleep: Callable[[float], None], after: int) -> Iterator[JournalLine]:
+    """Journal lines behind the one numbered `after` as they come; ends with the run's last word, or when its driver is gone and has
+    nothing more to say. The files are read from their beginnings once, so that no line falls between two readings."""
     folder = run_folder / "journal"
-    read = {path: path.stat().st_size for _, path in attempt_files(folder)}
+    read: dict[Path, int] = {}
     while True:
         lease = read_lease(run_folder)
         alive = lease is not None and lease.holder_alive(time.time())
         for _, path in attempt_files(folder):
             new, read[path] = _whole_lines_from(path, read.get(path, 0))
             for line in parse_journal_lines(new):
+                if line.sequence <= after:
+                    continue
                 yield line
                 if isinstance(line.event, RunEnded):
                     return
