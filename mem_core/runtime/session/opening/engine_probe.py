@@ -63,7 +63,7 @@ class Order:
     program: str
     limit_s: float
     settings: Settings = field(compare=False)
-    environ: tuple[tuple[str, str], ...] = field(init=False)
+    environ: tuple[tuple[str, str], ...] = field(init=False, repr=False)  # keys may be among them
 
     def __post_init__(self) -> None:
         # What Prefect is told changes between the two looks of one start, and no child reads it.
