@@ -71,7 +71,8 @@ def test_it_leaves_a_report_a_result_and_curves(first, home: Path) -> None:  # t
     assert text.count("<svg") + text.count("data:image/png") >= 4, "loss, learning rate, memory, step time, goodput"
     assert json.loads((folder / "result.json").read_text())["weights_digest"] == first.answer["weights_digest"]
     assert list((folder / "tensorboard").glob("events.*"))
-    assert sorted(path.name for path in (folder / "metrics").glob("*.npz")) == [f"step-{n:09d}.npz" for n in (100, 200, 300)]
+    assert sorted(path.name for path in (folder / "metrics").glob("step-*.npz")) == [f"step-{n:09d}.npz" for n in (100, 200, 300)]
+    assert (folder / "metrics" / "evaluations.npz").exists()
 
 
 def test_nothing_is_left_behind(first, home: Path) -> None:  # type: ignore[no-untyped-def]

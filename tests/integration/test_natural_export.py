@@ -28,7 +28,7 @@ Nano = Callable[..., RuntimeRequest]
 DIES_BEFORE_THE_SWAP = """
 import os, signal, sys
 from mem_core.runtime.deepspeed.programs import export as program
-program._describe = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+program._describe = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 program.export(program.ExportOrder.model_validate_json(sys.stdin.read()))
 """
 TRAINING = {"max_steps": 6, "segment_steps": 3, "global_batch_size": 4, "warmup_steps": 1}

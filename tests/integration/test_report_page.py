@@ -118,7 +118,7 @@ def test_damage_is_named_and_the_rest_is_shown(tmp_path: Path) -> None:
     journal = tmp_path / "journal" / "attempt-0001.jsonl"
     journal.write_text(journal.read_text().replace('"event":"noted"', '"event":"from_a_later_version"', 1))
     text = Page(write_report(tmp_path)).text
-    for words in ("step-000000500.npz left out", "run.json: JSONDecodeError", "attempt-0001.jsonl:4", "Completed 1,000 steps"):
+    for words in ("step-000000500.npz left out", "run.json: it is no JSON", "attempt-0001.jsonl:4", "Completed 1,000 steps"):
         assert words in text
 
 

@@ -1,5 +1,6 @@
 """Ranks of this machine: what is theirs alone beside the contract of `Ranks`, with real processes and tiny ranks instead of DeepSpeed."""
 
+import contextlib
 import gc
 import os
 import signal
@@ -147,4 +148,25 @@ def test_the_files_of_a_try_lie_where_others_look_for_them(server: ForkServer, t
     assert sorted(path.name for path in logs.iterdir()) == ["rank-0.log", "rank-1.log"]
     for group in groups:
         group.stop()
+    assert not live.exists()
+
+
+def test_groups_that_start_and_end_side_by_side_leave_each_other_their_folders(server: ForkServer, tmp_path: Path) -> None:
+    """Training, replay and evaluation share `live`: who ends takes the empty folder away while another is just coming."""
+    ranks, live = LocalRanks(server, tmp_path / "live", "mem_core.testing.scripted_rank:obedient"), tmp_path / "live"
+    stop = threading.Event()
+
+    def take_away() -> None:
+        while not stop.is_set():
+            with contextlib.suppress(OSError):
+                live.rmdir()
+
+    thief = threading.Thread(target=take_away)
+    thief.start()
+    try:
+        for _ in range(100):
+            ranks.start(scripted_spec(1), Watch(purpose="replay")).stop()
+    finally:
+        stop.set()
+        thief.join()
     assert not live.exists()

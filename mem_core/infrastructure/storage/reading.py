@@ -139,6 +139,8 @@ def parse_json(raw: bytes | str) -> Any:
         content = json.loads(raw)
     except RecursionError as exc:
         raise ValueError("it is nested too deeply") from exc
+    except ValueError as exc:
+        raise ValueError(f"it is no JSON: {exc}") from exc
     level: list[Any] = [content]
     for _ in range(MAX_JSON_DEPTH):
         level = [inner for item in level for inner in _inside(item)]

@@ -53,7 +53,7 @@ class WorkerGroup:
         self._server = server
         self._entry = entry
         self._folder = folder
-        self._folder.mkdir(parents=True, exist_ok=True)
+        _make_folder(self._folder)
         self._on_record = watch.on_record
         self._memory_limit_bytes = watch.memory_limit_bytes
         self._segment_deadline_s = spec.request.resilience.segment_deadline_s
@@ -260,3 +260,12 @@ class WorkerGroup:
                 return False
             time.sleep(0.005)
         return True
+
+
+def _make_folder(folder: Path) -> None:
+    """With its parents, which a group that ends at this moment may take away between the making of one and the next."""
+    for _ in range(100):
+        with contextlib.suppress(FileNotFoundError, FileExistsError):
+            folder.mkdir(parents=True, exist_ok=True)
+            return
+    folder.mkdir(parents=True, exist_ok=True)

@@ -37,7 +37,11 @@ class LocalRanks:
 
 def _remove_folders_of_the_dead(live: Path) -> None:
     """Corners of drivers that were killed: nobody else would ever remove them."""
-    for folder in live.iterdir() if live.is_dir() else ():
+    try:
+        corners = list(live.iterdir())
+    except OSError:
+        return  # nobody was here yet, or another driver of the folder has just ended
+    for folder in corners:
         pid = folder.name.partition("-")[0]
         if pid.isdigit() and start_ticks(int(pid)) is None:
             shutil.rmtree(folder, ignore_errors=True)
