@@ -117,14 +117,14 @@ class AdaptiveMemory:
         self._may_decide_from = first + 1
         assert self._control is not None
         self._control.changed(decision.plan)
-        self._device.release_free_memory()
+        self.forget_peak()  # what passes of the old size left free is not a peak of the new one
         return with_change(position, change)
 
     def _follow_announced(self, position: TrainingPosition) -> TrainingPosition:
         announced = self._agreement.announced(position.batch_index)
         if announced is None or announced[1] == self.plan(position):
             return position
-        self._device.release_free_memory()
+        self.forget_peak()
         return with_change(position, MemoryPlanChange(batch_index=announced[0], plan=announced[1], reason="as rank 0 recorded"))
 
     def observe(self, batch_index: int, micro_batch: MicroBatch) -> RankReading:
@@ -188,7 +188,7 @@ class AdaptiveMemory:
             self.replace_reason = decision.reason
 
     def forget_peak(self) -> None:
-        """After work that is not training: its peak says nothing about the plan, and what it left free goes back."""
+        """After work that is not that of the plan which follows: its peak says nothing about that, and what it left free goes back."""
         self._device.release_free_memory()
         self.reader.read()
 
