@@ -69,3 +69,40 @@ def test_a_process_that_may_do_so_many_steps_asks_to_be_replaced_then() -> None:
     assert memory.replace_reason == ""
     memory.observe(1, MicroBatch(4, 16))
     assert "2 steps done" in memory.replace_reason
+
+
+class Allocator:
+    """A process whose freed memory stays resident until it is released; its peak counts from the last reading."""
+
+    def __init__(self) -> None:
+        self.resident = self.peak = 100 * MIB
+
+    def passes(self, peak_bytes: int, left_bytes: int) -> None:
+        self.resident, self.peak = left_bytes, max(self.peak, peak_bytes)
+
+    def release(self) -> None:
+        self.resident = 100 * MIB
+
+    def read(self) -> RankReading:
+        peak, self.peak = self.peak, self.resident
+        return RankReading(self.resident, peak, self.resident)
+
+    def limits(self, ranks: Sequence[RankReading]) -> list[Limit]:
+        return [Limit("shared", ranks[0].used_bytes, ranks[0].peak_bytes, 1_000 * MIB)]
+
+
+def test_what_the_old_plan_left_free_does_not_shrink_the_plan_again() -> None:
+    """After passes of 512 tokens at 96 % of the limit come passes of half the size, whose peak is their own."""
+    allocator = Allocator()
+    memory = memory_beside(RankReading(0, 0, 0))
+    memory.reader = cast(Any, allocator)
+    memory._device = cast(Any, SimpleNamespace(kind="cpu", memory_summary=lambda: "", release_free_memory=allocator.release))
+    memory._agreement = cast(Any, SimpleNamespace(notice_steps=0, announce=lambda *_: None, share=lambda reading: [reading]))
+    position = TrainingPosition(applied_steps=0, batch_index=0)
+    allocator.passes(960 * MIB, left_bytes=700 * MIB)
+    memory.observe(0, MicroBatch(4, 128))
+    position = memory.follow(position.model_copy(update={"batch_index": 1}))
+    assert len(position.memory_plan_changes) == 1
+    allocator.passes(530 * MIB, left_bytes=300 * MIB)
+    assert memory.observe(1, MicroBatch(2, 128)).peak_bytes == 530 * MIB
+    assert memory.follow(position.model_copy(update={"batch_index": 2})).memory_plan_changes == position.memory_plan_changes
