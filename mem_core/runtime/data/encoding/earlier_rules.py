@@ -15,6 +15,12 @@ from mem_core.runtime.data.reading.pieces import pieces
 from mem_core.runtime.data.reading.rows import BadRow
 
 
+class ThirdRules(Tokenizing):
+    """Tokenizing with what were files of rows then."""
+
+    rules = 3
+
+
 class SecondRules(Tokenizing):
     """Tokenizing as it was then."""
 

@@ -33,6 +33,10 @@ class Encoder(Protocol):
         """Of each (prompt, completion) the ids of both as one text, and how many stand before the first that holds of the completion."""
         ...
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special ones by their names."""
+        ...
+
     def parted(self) -> PartedText:
         """For one document that comes in parts."""
         ...

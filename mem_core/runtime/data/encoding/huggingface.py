@@ -91,6 +91,11 @@ class HuggingFaceEncoder:
             for spans, (prompt, _) in zip(found, pairs, strict=True)
         ]
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """As the tokenizer decodes, nothing left out and nothing tidied."""
+        with usable():
+            return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
     def parted(self) -> PartedText:
         """Joined by offsets where the tokenizer has them."""
         return CutByOffsets(self._spans, self._cutting) if self._has_offsets else CutWhereSeamsHold(self._ids, self._cutting)

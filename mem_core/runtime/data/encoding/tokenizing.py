@@ -19,6 +19,7 @@ from mem_core.runtime.data.encoding.sequences import RowForm, Rows
 from mem_core.runtime.data.reading.rows import BadRow
 from mem_core.runtime.data.reading.units import Readable, Unit, read_units
 from mem_core.runtime.data.serving.shards import BEGINS_DOCUMENT
+from mem_core.runtime.data.statistics import DocumentCounts
 from mem_core.runtime.data.values import MAX_BAD_ROWS_KEPT
 
 _BATCH_CHARS = 2**18
@@ -47,7 +48,7 @@ class Waiting:
 class Tokenizing:
     """Runs files through an encoder into row makers. `is_failing` tells that rows are only checked any more."""
 
-    rules = 3
+    rules = 4
 
     def __init__(self, encoder: Encoder, data: DataSection, form: RowForm, vocab_size: int | None) -> None:
         self._encoder = encoder
@@ -70,6 +71,7 @@ class Tokenizing:
         self.dropped: Counter[str] = Counter()
         self.remarks: Counter[str] = Counter()
         self.notes: list[str] = []
+        self.counts = DocumentCounts()
 
     @property
     def is_failing(self) -> bool:
@@ -85,7 +87,7 @@ class Tokenizing:
             elif isinstance(item, Unit):
                 self.num_documents += item.first
                 self._route(item, file.source.path, target)
-            elif file.source.kind == "jsonl":
+            elif file.source.kind != "text":
                 self.dropped["blank_lines"] += 1
             yield size_bytes
         if self.num_documents == documents_before and self.num_bad_rows == bad_before:
@@ -96,6 +98,8 @@ class Tokenizing:
             return
         held_out = target.validation is not None and self._seen_training_unit and _fraction_of(unit.key) < target.held_out
         self._seen_training_unit = True
+        if unit.first:
+            self.counts.compare(unit.key)
         self._take(Waiting(unit, target.validation if held_out and target.validation is not None else target.rows, path))
 
     def _take(self, item: Waiting) -> None:
@@ -214,6 +218,7 @@ class Tokenizing:
         self._add(item, cut, cut_mask, own_row=cut.size == limit)
 
     def _fits_or_may_be_cut(self, item: Waiting, tokens: Tokens) -> bool:
+        self.counts.see(tokens.size, last=item.unit.last)
         limit = self._data.sequence_length
         if tokens.size <= limit or self._data.long_documents != "refuse":
             return True
