@@ -24,6 +24,7 @@ class Encoder(Protocol):
     chat_has_assistant_mask: bool
     identity: dict[str, str]
     notes: tuple[DataRemark, ...]
+    runs_beside: bool  # `encode` and `encode_pairs` leave the interpreter to other threads for most of their time
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         """Ids of each text, nothing added."""

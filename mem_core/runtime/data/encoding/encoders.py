@@ -28,6 +28,7 @@ class ByteEncoder:
     chat_has_assistant_mask = False
     identity: dict[str, str] = {}
     notes: tuple[DataRemark, ...] = ()
+    runs_beside = False
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         """Ids of each text's UTF-8 bytes."""

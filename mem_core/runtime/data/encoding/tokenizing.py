@@ -3,6 +3,7 @@
 import hashlib
 from collections import Counter, deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,6 +26,7 @@ from mem_core.runtime.data.values import MAX_BAD_ROWS_KEPT
 _BATCH_CHARS = 2**18
 _BATCH_UNITS = 512
 Mask = NDArray[np.uint8]
+Encoded = tuple[list[Tokens], list[tuple[Tokens, int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class Tokenizing:
         self._beginning: Tokens = np.zeros(0, np.uint32)
         self._seen_training_unit = False
         self._specials = tuple({*encoder.prefix, *((encoder.eos_token_id,) if encoder.eos_token_id is not None else ())})
+        self._thread: ThreadPoolExecutor | None = None
+        self._encoding: tuple[list[Waiting], Future[Encoded] | None] | None = None
         self.num_documents = 0
         self.num_bad_rows = 0
         self.bad_rows: list[str] = []
@@ -113,18 +117,48 @@ class Tokenizing:
         self._waiting.append(item)
         self._waiting_chars += len(unit.document.text) + len(unit.document.prompt or "")
         if self._waiting_chars >= _BATCH_CHARS or len(self._waiting) >= _BATCH_UNITS:
-            self.flush()
+            self._hand_over()
 
     def flush(self) -> None:
         """Encode what waits and hand it to the row makers."""
+        self._hand_over()
+        self._finish()
+
+    def _hand_over(self) -> None:
+        """Begin to encode what waits; the batch before goes to the row makers meanwhile.
+
+        So does the next batch's reading: a tokenizer that uses all cores by itself would wait for both. Chats are rendered by the same
+        tokenizer here, which two threads must not ask at a time.
+        """
         waiting, self._waiting, self._waiting_chars = self._waiting, [], 0
+        beside = self._encoder.runs_beside and not any(item.unit.document.messages is not None for item in waiting)
+        if not beside:
+            self._finish()
+            self._encoding = (waiting, None)
+            self._finish()
+            return
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "encode")
+        begun = (waiting, self._thread.submit(self._encoded, waiting))
+        self._finish()
+        self._encoding = begun
+
+    def _encoded(self, waiting: list[Waiting]) -> Encoded:
         documents = [item.unit.document for item in waiting]
+        plain = self._encoder.encode([row.text for row in documents if row.prompt is None and row.messages is None])
+        pairs = self._encoder.encode_pairs([(row.prompt, row.text) for row in documents if row.prompt is not None])
+        return plain, pairs
+
+    def _finish(self) -> None:
+        if self._encoding is None:
+            return
+        (waiting, begun), self._encoding = self._encoding, None
         try:
-            plain = iter(self._encoder.encode([row.text for row in documents if row.prompt is None and row.messages is None]))
-            pairs = iter(self._encoder.encode_pairs([(row.prompt, row.text) for row in documents if row.prompt is not None]))
+            plain, pairs = map(iter, self._encoded(waiting) if begun is None else begun.result())
         except CannotBeCut as exc:
             raise self._cannot_be_cut(waiting, exc) from exc
-        for item, row in zip(waiting, documents, strict=True):
+        for item in waiting:
+            row = item.unit.document
             if row.messages is not None:
                 self._take_chat(item)
             elif row.prompt is not None:
