@@ -18,6 +18,7 @@ from mem_core.runtime.data.look.show_process import shown
 from mem_core.runtime.data.serving.dataset import TokenDataset
 from mem_core.runtime.data.statistics import DocumentCounts
 from mem_core.runtime.data.values import PreparedData, PrepareJob
+from mem_core.runtime.models.encoding import CURRENT_RULES
 
 PAIRS = [{"prompt": "Say hi", "completion": "hi\x1b[2J"}, {"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": "b"}]
 
@@ -25,7 +26,9 @@ PAIRS = [{"prompt": "Say hi", "completion": "hi\x1b[2J"}, {"prompt": "a", "compl
 def prepared(folder: Path, rows: list[dict[str, Any]], **settings: Any) -> PreparedData:
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = DataSection.model_validate({"train": [str(folder / "a.jsonl")], "validation": None, "sequence_length": 16, **settings})
-    job = PrepareJob(data=data, tokenizer_source="preset:llama-nano", vocab_size=384, cache_dir=folder / "cache", parent_pid=0)
+    job = PrepareJob(
+        data=data, tokenizer_source="preset:llama-nano", vocab_size=384, cache_dir=folder / "cache", parent_pid=0, rules=CURRENT_RULES
+    )
     return prepare_here(job, lambda progress: None)
 
 

@@ -6,7 +6,7 @@ import gzip
 import json
 import lzma
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +118,9 @@ def prepare(tmp_path: Path) -> Callable[..., PreparedData]:
         data = DataSection.model_validate({"train": [str(path)], "sequence_length": 32, "validation": 0.2, **settings})
         train, _, _ = resolve_job(data, CURRENT_RULES)
         data, _ = with_columns(data, train, CURRENT_RULES)
-        job = PrepareJob(data=data, tokenizer_source="preset:llama-nano", vocab_size=384, cache_dir=tmp_path / "cache", parent_pid=0)
+        job = PrepareJob(
+            data=data, tokenizer_source="preset:llama-nano", vocab_size=384, cache_dir=tmp_path / "cache", parent_pid=0, rules=CURRENT_RULES
+        )
         return prepare_here(job, lambda progress: None)
 
     return call
@@ -261,7 +263,7 @@ def test_rows_of_tables_that_cannot_be_used_are_bad_rows_by_their_number(tmp_pat
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
+def folder(tmp_path: Path) -> Path:
     """A folder with a file that is no data."""
     root = tmp_path / "folder"
     written(root / "README.md", b"# no data")

@@ -66,7 +66,7 @@ class Tokenizing:
         self._beginning: Tokens = np.zeros(0, np.uint32)
         self._seen_training_unit = False
         self._specials = tuple({*encoder.prefix, *((encoder.eos_token_id,) if encoder.eos_token_id is not None else ())})
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = ThreadPoolExecutor(1, "encode")  # starts when it is first used
         self._encoding: tuple[list[Waiting], Future[Encoded] | None] | None = None
         self.num_documents = 0
         self.num_bad_rows = 0
@@ -132,16 +132,11 @@ class Tokenizing:
         """
         waiting, self._waiting, self._waiting_chars = self._waiting, [], 0
         beside = self._encoder.runs_beside and not any(item.unit.document.messages is not None for item in waiting)
-        if not beside:
-            self._finish()
-            self._encoding = (waiting, None)
-            self._finish()
-            return
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "encode")
-        begun = (waiting, self._thread.submit(self._encoded, waiting))
+        begun = self._thread.submit(self._encoded, waiting) if beside else None
         self._finish()
-        self._encoding = begun
+        self._encoding = (waiting, begun)
+        if begun is None:
+            self._finish()
 
     def _encoded(self, waiting: list[Waiting]) -> Encoded:
         documents = [item.unit.document for item in waiting]
@@ -154,9 +149,10 @@ class Tokenizing:
             return
         (waiting, begun), self._encoding = self._encoding, None
         try:
-            plain, pairs = map(iter, self._encoded(waiting) if begun is None else begun.result())
+            encoded = self._encoded(waiting) if begun is None else begun.result()
         except CannotBeCut as exc:
             raise self._cannot_be_cut(waiting, exc) from exc
+        plain, pairs = iter(encoded[0]), iter(encoded[1])
         for item in waiting:
             row = item.unit.document
             if row.messages is not None:
