@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 
 from mem_core.bootstrap import report_on_data
-from mem_core.domain.data_report import DataReport, Segment, ShownRow
+from mem_core.core.results.data_report import DataReport, Segment, ShownRow
 from mem_core.domain.printable import printable
 from mem_core.infrastructure.request.file import apply_overrides, build_request, load_mapping
 from mem_core.infrastructure.settings import Settings

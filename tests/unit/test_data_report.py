@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flows.commands.data import rendered_numbers, rendered_rows, show_data
-from mem_core.domain.data_report import DataReport
+from mem_core.core.results.data_report import DataReport
 from mem_core.domain.request import DataSection
 from mem_core.domain.run import DataSummary
 from mem_core.runtime.data.encoding.encoders import ByteEncoder

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mem_core.domain.data_report import Segment, ShownRow
+from mem_core.core.results.data_report import Segment, ShownRow
 from mem_core.domain.units import Value
 from mem_core.runtime.data.child import Say, answer_parent, ask_child
 from mem_core.runtime.data.encoding.encoder import Encoder

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mem_core.core.results.data_report import DataReport
 from mem_core.core.results.length import epochs_of, in_steps
 from mem_core.core.run.record import RunRecord, read_record
-from mem_core.domain.data_report import DataReport
 from mem_core.domain.environment import DataNumbers
 from mem_core.domain.errors import DataError, EnvironmentUnfit, MemError, NoValidCheckpoint, RequestError
 from mem_core.domain.request import DataSection, RuntimeRequest
