@@ -78,6 +78,10 @@ def run_verb(arguments: argparse.Namespace) -> int:
             from flows.commands.doctor import doctor
 
             return doctor(arguments.request, arguments.overrides, arguments.json)
+        case "data":
+            from flows.commands.data import show_data
+
+            return show_data(arguments.request, arguments.overrides, arguments.rows, arguments.json)
         case "checkpoints":
             return _checkpoints(arguments)
         case "export":

@@ -17,6 +17,8 @@ def build_parser() -> argparse.ArgumentParser:
     reshard = "go on with other parallel.num_ranks or parallel.zero_stage: the newest checkpoint is converted and proven first"
     train.add_argument("--allow-reshard", action="store_true", help=reshard)
     _request_verb(verbs, "doctor", "examine this machine for a request; changes nothing")
+    data = _request_verb(verbs, "data", "prepare a request's data, report on it and show its first rows as the model will see them")
+    data.add_argument("--rows", type=int, default=3, metavar="N", help="how many rows to show (default 3)")
     drill = _request_verb(verbs, "drill", "train under real faults, then an undisturbed twin, and compare; exit 0 only if all was survived")
     drill.add_argument("--seed", type=int, default=None, help="seed of the fault plan; the same seed plans the same faults")
     _request_verb(verbs, "prove-resume", "N steps straight against N steps in three pieces with kills, to the bit")

@@ -47,6 +47,9 @@ from mem_core.runtime.session.opening.prepare_service import (
     try_compile,
     try_model,
 )
+from mem_core.runtime.session.opening.prepare_service import (
+    report_on_data as report_on_data,
+)
 from mem_core.runtime.session.opening.refusals import refuse_other_inputs, refuse_other_life, refuse_other_machine
 from mem_core.runtime.session.opening.stages import Examined, Held, Prepared, RunOrder
 from mem_core.runtime.session.opening.wiring import wire

@@ -16,8 +16,6 @@ from mem_core.domain.errors import RequestError
 from mem_core.domain.fault_kinds import FAULT_KINDS
 from mem_core.domain.request import RuntimeRequest
 
-PARQUET = ".parquet"
-
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -75,19 +73,6 @@ class Unsupported:
         return RequestError(row.why, field=self.asked.field, value=self.asked.value, bound=row.allowed, remedy=row.way_out)
 
 
-def _parquet(request: RuntimeRequest, facts: Facts) -> Asked | None:
-    data = request.data
-    if data.format == "parquet":
-        return Asked("data.format", "parquet")
-    if data.format != "auto":
-        return None
-    validation = data.validation if isinstance(data.validation, tuple) else ()
-    named = [("data.train", path) for path in data.train] + [("data.validation", path) for path in validation]
-    asked = [Asked(field, path) for field, path in named if path.lower().endswith(PARQUET)]
-    met = [Asked("data", path) for path in facts.data.parquet] if facts.data is not None else []  # by a glob
-    return next(iter(asked + met), None)
-
-
 def _offload_of_whole_state(request: RuntimeRequest, _: Facts) -> Asked | None:
     asked = request.parallel.offload_optimizer == "cpu" and request.parallel.zero_stage == 0
     return Asked("parallel.offload_optimizer", "cpu") if asked else None
@@ -122,15 +107,6 @@ def _approval_by_nobody(request: RuntimeRequest, facts: Facts) -> Asked | None:
 
 
 UNSUPPORTED = (
-    Capability(
-        id="parquet",
-        asks=_parquet,
-        why="parquet is not supported yet",
-        allowed="text, jsonl",
-        way_out="Convert the file to JSONL, one object a line.",
-        fields=("data.format", "data.train", "data.validation"),
-        in_form="parquet is not supported yet",
-    ),
     Capability(
         id="offload_at_stage_0",
         asks=_offload_of_whole_state,

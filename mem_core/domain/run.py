@@ -105,6 +105,10 @@ class DataSummary(Value):
     dropped_rows: dict[str, int] = Field(
         default={}, description="Rows and sequences that are fine and not trained on, or not whole, by kind."
     )
+    document_tokens: dict[str, int] = Field(
+        default={}, description="Tokens of a document before it is cut: p5, p50, p95, p99, longest; empty in older records."
+    )
+    num_copies: int = Field(default=0, description="Documents whose content was there before, among the first two million.")
     notes: tuple[str, ...] = ()
 
 

@@ -77,6 +77,11 @@ class Settings:
         )
 
     @property
+    def no_color(self) -> bool:
+        """Whether output is asked for without colours (https://no-color.org)."""
+        return bool(self.environ.get("NO_COLOR"))
+
+    @property
     def torch_extensions_dir(self) -> Path:
         """DeepSpeed's compiled ops. One folder per torch, DeepSpeed, Python and CPU: an op built elsewhere may not load here."""
         return self.mem_home / "torch_extensions" / op_build_key()

@@ -58,12 +58,14 @@ ODD = [
     ("wide.txt", "z\u00fcrich ".encode() * 60_000, {}, None),
     ("latin.txt", b"a\nb\x92c\n", {}, "latin.txt:2: not UTF-8: byte 0x92 at byte offset 3"),
     ("nul.txt", b"a\0b and more", {}, "nul.txt:1: not text: a NUL byte at byte offset 1"),
-    ("packed.jsonl", gzip.compress(b"{}"), {}, "the file is gzip-compressed"),
-    ("packed.zst", b"\x28\xb5\x2f\xfd" + bytes(40), {}, "the file is zstd-compressed"),
-    ("packed.xz", b"\xfd7zXZ\x00" + bytes(40), {}, "the file is xz-compressed"),
+    ("packed.jsonl", gzip.compress(b"{}"), {}, "packed.jsonl:1: field 'text' is missing; the row has no fields"),
+    ("packed.zst", b"\x28\xb5\x2f\xfd" + bytes(40), {}, "the zstd file cannot be unpacked"),
+    ("packed.xz", b"\xfd7zXZ\x00" + bytes(40), {}, "the xz file cannot be unpacked"),
     ("utf16.jsonl", '{"text": "some text"}\n'.encode("utf-16"), {}, "the file is UTF-16 text"),
     ("utf16.txt", "some text\n".encode("utf-16"), {}, "utf16.txt:1: UTF-16 text, not UTF-8; convert it: iconv"),
-    ("array.json", json.dumps([{"text": "a"}] * 3, indent=2).encode(), {}, "array.json:1: one JSON array"),
+    ("zip.jsonl", b"PK\x03\x04" + bytes(40), {}, "the file is a zip archive"),
+    ("array.json", json.dumps([{"text": "long enough"}] * 3, indent=2).encode(), {}, None),
+    ("array.jsonl", json.dumps([{"text": "a"}] * 3, indent=2).encode(), {"format": "jsonl"}, "array.jsonl:1: one JSON array"),
     ("cr.jsonl", rows(*[{"text": "some text"}] * 50).replace(b"\n", b"\r"), {}, "cr.jsonl:1: 50 rows in one line"),
     ("blank.jsonl", b"\n\n" + rows({"text": "some text that is long enough"}), {}, None),
     ("cut.jsonl", b'{"text": "a"', {}, "cut.jsonl:1: not valid JSON"),
@@ -73,12 +75,13 @@ ODD = [
     ("empty.jsonl", b"", {}, "empty"),
     ("onlyblank.jsonl", b"\n \n", {}, "no row to train on"),
     ("long.jsonl", rows({"text": "x" * 400_000}), {}, None),
-    ("alpaca.jsonl", rows({"instruction": "i", "input": "", "output": "o"}), {}, "the row has the fields 'instruction', 'input', 'output'"),
-    ("sharegpt.jsonl", rows({"conversations": SHAREGPT}), {}, "field 'text' is missing; the row has the fields 'conversations'"),
+    ("alpaca.jsonl", rows({"instruction": "i", "input": "", "output": "o"}), {}, None),
+    ("sharegpt.jsonl", rows({"conversations": SHAREGPT}), {}, "the byte tokenizer of presets has no chat template"),
     ("sharegpt2.jsonl", rows({"conversations": SHAREGPT}), {"text_field": "conversations"}, "is a list, not a string"),
     ("dpo.jsonl", rows({"prompt": "p", "chosen": "c", "rejected": "r"}), {}, "the row has the fields 'prompt', 'chosen', 'rejected'"),
-    ("chat.jsonl", rows({"messages": TURNS}), {}, "the row has the fields 'messages'"),
-    ("pairs.jsonl", rows({"prompt": "p", "completion": "c"}), {}, "the row has the fields 'prompt', 'completion'"),
+    ("chat.jsonl", rows({"messages": TURNS}), {}, "the byte tokenizer of presets has no chat template"),
+    ("pairs.jsonl", rows({"prompt": "p", "completion": "c"}), {}, None),
+    ("both.jsonl", rows({"prompt": "p", "completion": "c", "answer": "a"}), {}, "the rows can be read in several ways"),
     ("right.jsonl", rows({"prompt": "2+2=", "completion": "4"}), PAIRS, None),
     ("body.jsonl", rows({"body": "some text that is long enough"}), {"text_field": "body"}, None),
     ("long_prompt.jsonl", rows({"prompt": "p" * 500, "completion": "c"}), {**PAIRS, "sequence_length": 64}, None),
@@ -108,9 +111,11 @@ def test_the_doctors_answer_is_preparations_answer(
 
 def test_the_setting_that_fits_is_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(rows({"instruction": "i", "input": "", "output": "o"}))
-    found = failure(look(train=[tmp_path / "a.jsonl"]))
+    found = failure(look(train=[tmp_path / "a.jsonl"], text_field="body"))
     assert found is not None
-    assert found.remedy == "These are Alpaca rows: set data.prompt_field to instruction and data.completion_field to output"
+    assert found.remedy == (
+        "These are Alpaca rows: set data.prompt_field to instruction and data.completion_field to output, and data.context_field to input"
+    )
 
 
 def test_rows_after_the_first_ones_are_left_to_preparation(tmp_path: Path) -> None:
@@ -135,10 +140,10 @@ def test_both_lists_are_looked_at_and_every_problem_names_its_source(tmp_path: P
 
 
 def test_names_that_come_again_and_rows_read_as_text_are_told(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonlines"
+    path = tmp_path / "a.log"
     path.write_bytes(rows({"text": "some text that is long enough"}))
     found = said(look(train=[path, tmp_path / "a*"]))
-    assert "a.jsonlines is read as plain text because of its name" in found["data.format"]
+    assert "a.log is read as plain text because of its name" in found["data.format"]
     assert "count once" in found["data.names"]
     assert "data.format" not in said(look(train=[path], format="text"))
 
@@ -147,7 +152,7 @@ def test_the_standard_library_is_looked_at_within_the_bound() -> None:
     data = DataSection()
     numbers = look_at_data(data, NANO)
     assert (len(numbers.files) > 100, numbers.refusal, numbers.remarks) == (True, None, ())
-    heads = read_heads(resolve_files(data.train, data, "data.train"))
+    heads = read_heads(resolve_files(data.train, data, "data.train"), data)
     assert sum(len(head.content) for head in heads) <= TOTAL_BYTES
 
 
@@ -157,7 +162,10 @@ def test_remote_files_are_looked_at_by_their_beginning() -> None:
     fs = fsspec.filesystem("memory")
     fs.pipe({"/mem-look/a.jsonl": rows({"prompt": "p", "completion": "c"})})
     try:
-        found = failure(look(train=["memory://mem-look/a.jsonl"]))
+        numbers = look(train=["memory://mem-look/a.jsonl"])
+        assert failure(numbers) is None
+        assert "data.prompt_field: prompt" in said(numbers)["data.columns"]
+        found = failure(look(train=["memory://mem-look/a.jsonl"], text_field="body"))
         assert found is not None
         assert "set data.prompt_field to prompt" in found.remedy
     finally:

@@ -121,16 +121,17 @@ def test_one_empty_file_of_several_is_only_noted(tmp_path: Path, prepare: Prepar
 
 
 def test_paths_that_cannot_be_data(tmp_path: Path, prepare: Prepare) -> None:
-    """Report 135: missing, folder, glob without match, compressed under a plain name, parquet."""
+    """Report 135: missing, empty folder, glob without match, compressed under a plain name and cut off, no parquet at all."""
     packed = tmp_path / "packed.jsonl"
-    packed.write_bytes(gzip.compress(b'{"text": "a"}\n'))
+    packed.write_bytes(gzip.compress(b'{"text": "a"}\n')[:-4])
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
+    (tmp_path / "folder").mkdir()
     for path, kind, words in (
         (tmp_path / "none.jsonl", DataError, "no such file"),
-        (tmp_path, DataError, "this is a folder"),
+        (tmp_path / "folder", DataError, "this folder holds no file"),
         (tmp_path / "*.nothing", DataError, "the glob matches no file"),
-        (packed, DataError, "gzip-compressed"),
-        (tmp_path / "t.parquet", RequestError, "parquet is not supported yet"),
+        (packed, DataError, "the gzip file cannot be unpacked"),
+        (tmp_path / "t.parquet", DataError, "the parquet file cannot be read"),
         ("nosuch://bucket/x.jsonl", DataError, "cannot be opened"),
         ("memory://none.jsonl", DataError, "no such object"),
     ):

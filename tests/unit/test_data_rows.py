@@ -92,8 +92,8 @@ WITH_IMAGE = {"role": "user", "content": [{"type": "text", "text": "q"}, {"type"
 SHAREGPT = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
 HINTS = [
     ({"instruction": "i", "input": "", "output": "o"}, "Alpaca rows: set data.prompt_field to instruction and data.completion_field to"),
-    ({"instruction": "i", "input": "x", "output": "o"}, "their 'input' is not read, join it to the instruction first"),
-    ({"conversations": SHAREGPT}, "These are ShareGPT conversations, whose turns have 'from' and 'value': write them as turns"),
+    ({"instruction": "i", "input": "x", "output": "o"}, "and data.context_field to input"),
+    ({"conversations": SHAREGPT}, "These are ShareGPT conversations: set data.messages_field to conversations"),
     ({"prompt": "p", "chosen": "c", "rejected": "r"}, "(DPO), which cannot be trained on as pairs yet: data.prompt_field: prompt with"),
     ({"chosen": TURNS, "rejected": TURNS}, "data.messages_field: chosen trains on the chosen ones alone"),
     ({"messages": TURNS}, "These are chats: set data.messages_field to messages"),

@@ -164,7 +164,7 @@ def data_findings(data: DataNumbers) -> tuple[Finding, ...]:
     problems = [*data.problems, *bad]
     full = [file for file in data.files if file.size_bytes > 0 and not file.problem]
     empty = [file.path for file in data.files if file.size_bytes == 0 and not file.problem]
-    if problems or not (full or data.parquet or data.refusal is not None):
+    if problems or not (full or data.refusal is not None):
         observed = _some(problems) if problems else f"no data: {_some(empty) or 'no file'} {'is' if len(empty) == 1 else 'are'} empty"
         return (
             Finding(

@@ -13,23 +13,32 @@ class DataSection(Section):
     train: tuple[str, ...] = Field(
         default=("stdlib:",),
         min_length=1,
-        description="Files, globs or URLs of text or JSONL (parquet is not supported yet); 'stdlib:' is Python's own library sources.",
+        description="Files, folders, globs or URLs of text or rows (JSONL, JSON, CSV, TSV, parquet, Arrow), also compressed; "
+        "'stdlib:' is Python's own library sources.",
     )
     validation: float | tuple[str, ...] | None = Field(
-        default=0.01, description="A fraction held out, a list like train (parquet is not supported yet), or null for none."
+        default=0.01, description="A fraction held out, a list like train, or null for none."
     )
-    format: Literal["auto", "text", "jsonl", "parquet"] = Field(
-        default="auto", description="File format; auto goes by the file name; parquet is not supported yet."
+    format: Literal["auto", "text", "jsonl", "parquet", "json", "csv", "tsv", "arrow"] = Field(
+        default="auto", description="File format; auto goes by the first bytes and the name of each file."
     )
-    text_field: str = Field(default="text", description="JSONL field that holds the text.")
+    text_field: str = Field(
+        default="text",
+        description="Field of a row that holds the text. Where rows have no field of this name and no other field is given, chats, prompts "
+        "with completions, instructions and questions are recognised by theirs.",
+    )
     messages_field: str | None = Field(
-        default=None, description="JSONL field with chat messages, rendered by the tokenizer's chat template; presets have none."
+        default=None,
+        description="Field with chat messages (role and content, or from and value), for the tokenizer's chat template; presets have none.",
     )
     assistant_only: bool = Field(
         default=True, description="Chat rows: the loss covers the assistant's words and end-of-turn tokens; false: the whole conversation."
     )
-    prompt_field: str | None = Field(default=None, description="JSONL field with the prompt: text, or a list of chat messages.")
-    completion_field: str | None = Field(default=None, description="JSONL field with the completion: text, or a list of chat messages.")
+    prompt_field: str | None = Field(default=None, description="Field with the prompt: text, or a list of chat messages.")
+    context_field: str | None = Field(
+        default=None, description="Field whose text, where a row has any, follows the prompt after an empty line; needs prompt_field."
+    )
+    completion_field: str | None = Field(default=None, description="Field with the completion: text, or a list of chat messages.")
     completion_only: bool = Field(default=True, description="Prompt rows: the loss covers the completion; false: the prompt too.")
     sequence_length: int = Field(default=128, ge=2, le=1_048_576, description="Tokens per training sequence.")
     long_documents: Literal["chunk", "truncate", "refuse"] = Field(
@@ -62,6 +71,8 @@ class DataSection(Section):
     def _pair(self) -> "DataSection":
         if (self.prompt_field is None) != (self.completion_field is None):
             raise ValueError("prompt_field and completion_field go together; set both or neither")
+        if self.context_field is not None and self.prompt_field is None:
+            raise ValueError("context_field follows the prompt; set prompt_field too, or leave it out")
         if self.prompt_field is not None and self.messages_field is not None:
             raise ValueError("messages_field excludes prompt_field and completion_field; set one kind")
         return self

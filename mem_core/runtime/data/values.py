@@ -45,6 +45,8 @@ class PreparedData(Value):
     num_bad_rows: int = 0
     hint: str = Field(default="", description="The setting that would fit the bad rows, where they are of a known kind.")
     dropped_rows: dict[str, int] = Field({}, description="Rows that are fine but not trained on, by kind.")
+    document_tokens: dict[str, int] = Field({}, description="Tokens of a document before it is cut: p5, p50, p95, p99, longest.")
+    num_copies: int = Field(0, description="Documents whose content was there before, among the first two million.")
     pad_token_id: int
     eos_token_id: int | None
     vocab_size: int = Field(description="Size of the tokenizer's vocabulary.")
@@ -72,6 +74,8 @@ class PreparedData(Value):
             num_bad_rows=self.num_bad_rows,
             bad_rows=self.bad_rows[:_BAD_ROWS_TOLD],
             dropped_rows=self.dropped_rows,
+            document_tokens=self.document_tokens,
+            num_copies=self.num_copies,
             notes=self.notes,
         )
 

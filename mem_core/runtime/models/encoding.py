@@ -17,9 +17,9 @@ from mem_core.infrastructure.storage.reading import open_regular
 from mem_core.runtime.models.configuration import read_config
 from mem_core.runtime.models.folders import is_preset, local_model_folder
 
-CURRENT_RULES = 3
+CURRENT_RULES = 4
 """How rows become tokens. 1: runs whose record names no encoding. 2: the loss of a chat covers what its template marks, else all of it,
-and packed documents see each other. A run goes on under the rules that it was born with."""
+and packed documents see each other. 3: files are text or JSONL, by their names. A run goes on under the rules that it was born with."""
 
 _PATTERNS = (
     "tokenizer*", "vocab*", "merges*", "special_tokens_map.json", "added_tokens.json", "*.model", "*.tiktoken", "tekken.json",

@@ -37,10 +37,12 @@ _MOST_RESULT_BYTES = 2**26
 _STAGING_PREFIX = ".preparing-"
 # A file changed within one tick of the clock after it was hashed carries the same time stamp: such hashes are not trusted.
 _SETTLED_NS = 50_000_000
-_MATTERS = (
-    "text_field", "messages_field", "prompt_field", "completion_field", "sequence_length", "long_documents", "packing",
-)  # fmt: skip
-_MATTERS_SINCE_3 = ("assistant_only", "completion_only", "document_attention")
+# Settings that decide the rows, by the first rules that had them.
+_MATTERS = {
+    1: ("text_field", "messages_field", "prompt_field", "completion_field", "sequence_length", "long_documents", "packing"),
+    3: ("assistant_only", "completion_only", "document_attention"),
+    4: ("context_field",),
+}
 
 
 def fingerprint(
@@ -56,7 +58,7 @@ def fingerprint(
         "train": [[file.kind, file.size_bytes, digest] for file, digest in train],
         "validation": [[file.kind, file.size_bytes, digest] for file, digest in validation],
         "held_out": data.validation if isinstance(data.validation, float) else None,
-        "settings": {name: getattr(data, name) for name in (_MATTERS if rules < 3 else _MATTERS + _MATTERS_SINCE_3)},
+        "settings": {name: getattr(data, name) for since, names in _MATTERS.items() if rules >= since for name in names},
         "tokenizer": tokenizer_identity(source) if rules == 1 else encoding_for(data, source, rules),
     }
     if wants_apart(data, rules) and not is_preset(source):

@@ -15,6 +15,12 @@ from mem_core.runtime.data.reading.pieces import pieces
 from mem_core.runtime.data.reading.rows import BadRow
 
 
+class ThirdRules(Tokenizing):
+    """Tokenizing with what were files of rows then."""
+
+    rules = 3
+
+
 class SecondRules(Tokenizing):
     """Tokenizing as it was then."""
 
@@ -47,6 +53,9 @@ class FirstRules(Tokenizing):
 
     def flush(self) -> None:
         """Encode what waits and hand it to the row makers."""
+        self._hand_over()
+
+    def _hand_over(self) -> None:
         waiting, self._waiting, self._waiting_chars = self._waiting, [], 0
         plain = [(item.unit, [*pieces(item.unit.document.prompt or "")], [*pieces(item.unit.document.text)]) for item in waiting]
         encoded = iter(

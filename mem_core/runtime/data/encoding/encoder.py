@@ -24,6 +24,7 @@ class Encoder(Protocol):
     chat_has_assistant_mask: bool
     identity: dict[str, str]
     notes: tuple[DataRemark, ...]
+    runs_beside: bool  # `encode` and `encode_pairs` leave the interpreter to other threads for most of their time
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         """Ids of each text, nothing added."""
@@ -31,6 +32,10 @@ class Encoder(Protocol):
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[Tokens, int]]:
         """Of each (prompt, completion) the ids of both as one text, and how many stand before the first that holds of the completion."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special ones by their names."""
         ...
 
     def parted(self) -> PartedText:

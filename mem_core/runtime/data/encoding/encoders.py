@@ -28,6 +28,7 @@ class ByteEncoder:
     chat_has_assistant_mask = False
     identity: dict[str, str] = {}
     notes: tuple[DataRemark, ...] = ()
+    runs_beside = False
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         """Ids of each text's UTF-8 bytes."""
@@ -37,6 +38,12 @@ class ByteEncoder:
         """Bytes know no neighbours: the two end to end."""
         prompts, completions = self.encode([prompt for prompt, _ in pairs]), self.encode([completion for _, completion in pairs])
         return [(np.concatenate(both), both[0].size) for both in zip(prompts, completions, strict=True)]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The bytes as text, what is none replaced; special tokens by the names that ByT5 gives them."""
+        names = {BYTE_PAD_TOKEN_ID: b"<pad>", BYTE_EOS_TOKEN_ID: b"</s>"}
+        raw = b"".join(bytes([token - BYTE_OFFSET]) if 0 <= token - BYTE_OFFSET < 256 else names.get(token, b"<unk>") for token in tokens)
+        return raw.decode("utf-8", "replace")
 
     def parted(self) -> PartedText:
         """Each part by itself."""

@@ -40,6 +40,8 @@ class HuggingFaceEncoder:
         self._tokenizer = tokenizer
         self._cutting = cutting
         self._has_offsets = bool(getattr(tokenizer, "is_fast", False))
+        self.runs_beside = self._has_offsets
+        self._backend = _plain_backend(tokenizer)
         self.identity = {"class": type(tokenizer).__name__}
         self.vocab_size: int = len(tokenizer)
         self.eos_token_id: int | None = tokenizer.eos_token_id
@@ -91,6 +93,11 @@ class HuggingFaceEncoder:
             for spans, (prompt, _) in zip(found, pairs, strict=True)
         ]
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """As the tokenizer decodes, nothing left out and nothing tidied."""
+        with usable():
+            return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
     def parted(self) -> PartedText:
         """Joined by offsets where the tokenizer has them."""
         return CutByOffsets(self._spans, self._cutting) if self._has_offsets else CutWhereSeamsHold(self._ids, self._cutting)
@@ -108,8 +115,14 @@ class HuggingFaceEncoder:
     def _ids(self, texts: Sequence[str]) -> list[Tokens]:
         if not texts:
             return []
-        encoded = self._encoded(texts)
-        return [np.asarray(ids, np.uint32) for ids in encoded["input_ids"]]
+        if self._backend is None:
+            return [np.asarray(ids, np.uint32) for ids in self._encoded(texts)["input_ids"]]
+        with usable():
+            # What the tokenizer's own call sets before it asks the same of its backend, less everything but ids.
+            self._backend.no_truncation()
+            self._backend.no_padding()
+            self._backend.encode_special_tokens = bool(getattr(self._tokenizer, "split_special_tokens", False))
+            return [np.asarray(found.ids, np.uint32) for found in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def _spans(self, texts: Sequence[str]) -> list[Spans]:
         if not texts:
@@ -166,6 +179,16 @@ class HuggingFaceEncoder:
             return self._tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, **self._template, **options)
         except (TemplateError, TypeError, KeyError, ValueError) as exc:
             raise ChatRefused(f"the chat template refuses the messages: {exc}") from exc
+
+
+def _plain_backend(tokenizer: Any) -> Any:
+    """The Rust tokenizer behind one of transformers', where its class adds nothing on the way there; None where it may."""
+    from transformers import PreTrainedTokenizerFast
+
+    kind = type(tokenizer)
+    through = ("__call__", "_encode_plus", "_batch_encode_plus", "prepare_for_tokenization")
+    same = all(getattr(kind, name, None) is getattr(PreTrainedTokenizerFast, name, None) for name in through)
+    return tokenizer.backend_tokenizer if isinstance(tokenizer, PreTrainedTokenizerFast) and same else None
 
 
 @contextlib.contextmanager

@@ -4,12 +4,15 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from mem_core.domain.environment import DataRemark
 from mem_core.domain.request import DataSection
 from mem_core.runtime.data.child import ask_child
 from mem_core.runtime.data.encoding.acceptance import check_prepared
 from mem_core.runtime.data.encoding.cache import HashCache, fingerprint, load_prepared, told
 from mem_core.runtime.data.encoding.tokenize_process import resolve_job
+from mem_core.runtime.data.reading.columns import with_fields
 from mem_core.runtime.data.reading.sources import SourceFile
+from mem_core.runtime.data.reading.units import reading_of
 from mem_core.runtime.data.values import PreparedData, PrepareJob, PrepareProgress
 from mem_core.runtime.models.encoding import CURRENT_RULES
 
@@ -34,7 +37,7 @@ def prepare_data(
     Raises:
         DataError: files missing, empty, unreadable or compressed; bad rows beyond what the request allows, the first ten by
             file, line and reason; no row left to train on.
-        RequestError: parquet, an unknown preset, no tokenizer, token ids beyond `vocab_size`.
+        RequestError: rows that can be read in several ways, an unknown preset, no tokenizer, token ids beyond `vocab_size`.
         StoreUnavailable: the cache cannot be written.
         EnvironmentUnfit: the tokenising process was killed from outside.
     """
@@ -44,14 +47,30 @@ def prepare_data(
         data=data, tokenizer_source=tokenizer_source, vocab_size=vocab_size, cache_dir=cache_dir, parent_pid=os.getpid(), rules=rules
     )
     train, validation, notes = resolve_job(data, rules)
+    data, said = with_columns(data, train, rules)
+    job = job.model_copy(update={"data": data})
     prepared = _from_cache(job, train, validation)
     if prepared is None:
         show = on_progress or (lambda progress: None)
         answer = ask_child(PROGRAM, job.model_dump_json(), lambda raw: show(PrepareProgress.model_validate(raw)))
         prepared = PreparedData.model_validate(answer)
-    prepared = prepared.model_copy(update={"notes": (*notes, *prepared.notes)})  # names are no part of what is cached
+    told = {"notes": (*notes, *(remark.text for remark in said), *prepared.notes), "remarks": (*said, *prepared.remarks)}
+    prepared = prepared.model_copy(update=told)  # names are no part of what is cached
     check_prepared(prepared, data, vocab_size)
     return prepared
+
+
+def with_columns(data: DataSection, train: Sequence[SourceFile], rules: int) -> tuple[DataSection, tuple[DataRemark, ...]]:
+    """The data section with the fields that were recognised where the request names none, and what to say of it.
+
+    Raises:
+        RequestError: the rows can be read in several ways.
+    """
+    reading = reading_of(train, data) if rules > 3 else None
+    if reading is None:
+        return data, ()
+    text = f"the rows are read as {reading.what}, by the names of their fields: {reading.settings}"
+    return with_fields(data, reading), (DataRemark(check="data.columns", severity="notice", text=text),)
 
 
 def _from_cache(job: PrepareJob, train: Sequence[SourceFile], validation: Sequence[SourceFile]) -> PreparedData | None:

@@ -11,7 +11,7 @@ from mem_core.domain.request import DataSection
 from mem_core.runtime.data.child import Say, answer_parent
 from mem_core.runtime.data.encoding.acceptance import check_prepared
 from mem_core.runtime.data.encoding.cache import HashCache, encoding_for, fingerprint, load_prepared, publish, staging_folder
-from mem_core.runtime.data.encoding.earlier_rules import FirstRules, SecondRules
+from mem_core.runtime.data.encoding.earlier_rules import FirstRules, SecondRules, ThirdRules
 from mem_core.runtime.data.encoding.encoder import Encoder
 from mem_core.runtime.data.encoding.encoders import make_encoder
 from mem_core.runtime.data.encoding.forms import remember_apart, row_form
@@ -118,7 +118,7 @@ def tokenize_files(
     """
     encoder = make_encoder(job.tokenizer_source, job.rules)
     data, form, told = row_form(job, encoder)
-    work = {1: FirstRules, 2: SecondRules}.get(job.rules, Tokenizing)(encoder, data, form, job.vocab_size)
+    work = {1: FirstRules, 2: SecondRules, 3: ThirdRules}.get(job.rules, Tokenizing)(encoder, data, form, job.vocab_size)
     writers = [
         ShardWriter(folder / part, encoder.vocab_size, form.has_mask, documents_apart=form.apart) for part in ("train", "validation")
     ]
@@ -175,6 +175,8 @@ def _result(
         num_bad_rows=work.num_bad_rows,
         hint=work.hint,
         dropped_rows=dict(work.dropped),
+        document_tokens=work.counts.percentiles(),
+        num_copies=work.counts.num_copies,
         pad_token_id=encoder.pad_token_id,
         eos_token_id=encoder.eos_token_id,
         vocab_size=encoder.vocab_size,

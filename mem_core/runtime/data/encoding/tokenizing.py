@@ -3,6 +3,7 @@
 import hashlib
 from collections import Counter, deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,11 +20,13 @@ from mem_core.runtime.data.encoding.sequences import RowForm, Rows
 from mem_core.runtime.data.reading.rows import BadRow
 from mem_core.runtime.data.reading.units import Readable, Unit, read_units
 from mem_core.runtime.data.serving.shards import BEGINS_DOCUMENT
+from mem_core.runtime.data.statistics import DocumentCounts
 from mem_core.runtime.data.values import MAX_BAD_ROWS_KEPT
 
 _BATCH_CHARS = 2**18
 _BATCH_UNITS = 512
 Mask = NDArray[np.uint8]
+Encoded = tuple[list[Tokens], list[tuple[Tokens, int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class Waiting:
 class Tokenizing:
     """Runs files through an encoder into row makers. `is_failing` tells that rows are only checked any more."""
 
-    rules = 3
+    rules = 4
 
     def __init__(self, encoder: Encoder, data: DataSection, form: RowForm, vocab_size: int | None) -> None:
         self._encoder = encoder
@@ -63,6 +66,8 @@ class Tokenizing:
         self._beginning: Tokens = np.zeros(0, np.uint32)
         self._seen_training_unit = False
         self._specials = tuple({*encoder.prefix, *((encoder.eos_token_id,) if encoder.eos_token_id is not None else ())})
+        self._thread = ThreadPoolExecutor(1, "encode")  # starts when it is first used
+        self._encoding: tuple[list[Waiting], Future[Encoded] | None] | None = None
         self.num_documents = 0
         self.num_bad_rows = 0
         self.bad_rows: list[str] = []
@@ -70,6 +75,7 @@ class Tokenizing:
         self.dropped: Counter[str] = Counter()
         self.remarks: Counter[str] = Counter()
         self.notes: list[str] = []
+        self.counts = DocumentCounts()
 
     @property
     def is_failing(self) -> bool:
@@ -85,7 +91,7 @@ class Tokenizing:
             elif isinstance(item, Unit):
                 self.num_documents += item.first
                 self._route(item, file.source.path, target)
-            elif file.source.kind == "jsonl":
+            elif file.source.kind != "text":
                 self.dropped["blank_lines"] += 1
             yield size_bytes
         if self.num_documents == documents_before and self.num_bad_rows == bad_before:
@@ -96,6 +102,8 @@ class Tokenizing:
             return
         held_out = target.validation is not None and self._seen_training_unit and _fraction_of(unit.key) < target.held_out
         self._seen_training_unit = True
+        if unit.first:
+            self.counts.compare(unit.key)
         self._take(Waiting(unit, target.validation if held_out and target.validation is not None else target.rows, path))
 
     def _take(self, item: Waiting) -> None:
@@ -109,18 +117,44 @@ class Tokenizing:
         self._waiting.append(item)
         self._waiting_chars += len(unit.document.text) + len(unit.document.prompt or "")
         if self._waiting_chars >= _BATCH_CHARS or len(self._waiting) >= _BATCH_UNITS:
-            self.flush()
+            self._hand_over()
 
     def flush(self) -> None:
         """Encode what waits and hand it to the row makers."""
+        self._hand_over()
+        self._finish()
+
+    def _hand_over(self) -> None:
+        """Begin to encode what waits; the batch before goes to the row makers meanwhile.
+
+        So does the next batch's reading: a tokenizer that uses all cores by itself would wait for both. Chats are rendered by the same
+        tokenizer here, which two threads must not ask at a time.
+        """
         waiting, self._waiting, self._waiting_chars = self._waiting, [], 0
+        beside = self._encoder.runs_beside and not any(item.unit.document.messages is not None for item in waiting)
+        begun = self._thread.submit(self._encoded, waiting) if beside else None
+        self._finish()
+        self._encoding = (waiting, begun)
+        if begun is None:
+            self._finish()
+
+    def _encoded(self, waiting: list[Waiting]) -> Encoded:
         documents = [item.unit.document for item in waiting]
+        plain = self._encoder.encode([row.text for row in documents if row.prompt is None and row.messages is None])
+        pairs = self._encoder.encode_pairs([(row.prompt, row.text) for row in documents if row.prompt is not None])
+        return plain, pairs
+
+    def _finish(self) -> None:
+        if self._encoding is None:
+            return
+        (waiting, begun), self._encoding = self._encoding, None
         try:
-            plain = iter(self._encoder.encode([row.text for row in documents if row.prompt is None and row.messages is None]))
-            pairs = iter(self._encoder.encode_pairs([(row.prompt, row.text) for row in documents if row.prompt is not None]))
+            encoded = self._encoded(waiting) if begun is None else begun.result()
         except CannotBeCut as exc:
             raise self._cannot_be_cut(waiting, exc) from exc
-        for item, row in zip(waiting, documents, strict=True):
+        plain, pairs = iter(encoded[0]), iter(encoded[1])
+        for item in waiting:
+            row = item.unit.document
             if row.messages is not None:
                 self._take_chat(item)
             elif row.prompt is not None:
@@ -214,6 +248,7 @@ class Tokenizing:
         self._add(item, cut, cut_mask, own_row=cut.size == limit)
 
     def _fits_or_may_be_cut(self, item: Waiting, tokens: Tokens) -> bool:
+        self.counts.see(tokens.size, last=item.unit.last)
         limit = self._data.sequence_length
         if tokens.size <= limit or self._data.long_documents != "refuse":
             return True

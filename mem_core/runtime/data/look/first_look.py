@@ -8,13 +8,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from mem_core.domain.capabilities import PARQUET
 from mem_core.domain.environment import DataFile, DataNumbers, DataRemark
 from mem_core.domain.errors import MemError
 from mem_core.domain.request import DataSection
 from mem_core.runtime.data.child import NoAnswer, ask_child
 from mem_core.runtime.data.encoding.cache import encoding_for
-from mem_core.runtime.data.encoding.prepare import told_before
+from mem_core.runtime.data.encoding.prepare import told_before, with_columns
 from mem_core.runtime.data.look.rows import Look, LookJob, judged, look_here, refusal_of
 from mem_core.runtime.data.reading.sources import SourceFile, each_once, resolve_files
 from mem_core.runtime.data.values import PrepareJob
@@ -41,18 +40,22 @@ def look_at_data(
     for others to say. What `cache_dir` already holds of these files is not looked at again. Changes nothing.
     """
     found = _Found(data, rules)
-    numbers = DataNumbers(files=tuple(found.files), problems=tuple(found.problems), parquet=tuple(found.parquet), refusal=found.refusal)
+    numbers = DataNumbers(files=tuple(found.files), problems=tuple(found.problems), refusal=found.refusal)
     sources = [*found.train, *found.validation]
-    if found.problems or found.parquet or found.refusal is not None or not any(source.size_bytes for source in sources):
+    if found.problems or found.refusal is not None or not any(source.size_bytes for source in sources):
         return numbers
     (train, notes), (validation, more) = each_once(found.train), each_once(found.validation)
+    try:
+        data, said = with_columns(data, train, rules)
+    except MemError as error:
+        return numbers.model_copy(update={"refusal": refusal_of(error)})
     job = PrepareJob(
         data=data, tokenizer_source=tokenizer_source, vocab_size=vocab_size, cache_dir=(cache_dir or Path()).absolute(),
         parent_pid=os.getpid(), rules=rules,
     )  # fmt: skip
     look = _look(LookJob(prepare=job, train=train, validation=validation, parent_pid=os.getpid()), cache_dir is not None, ask)
     named = tuple(DataRemark(check="data.names", severity="notice", text=note) for note in (*notes, *more) if rules > 1)
-    return numbers.model_copy(update={"refusal": look.refusal, "remarks": (*named, *look.remarks)})
+    return numbers.model_copy(update={"refusal": look.refusal, "remarks": (*named, *said, *look.remarks)})
 
 
 class _Found:
@@ -63,13 +66,12 @@ class _Found:
         self.validation: list[SourceFile] = []
         self.files: list[DataFile] = []
         self.problems: list[str] = []
-        self.parquet: list[str] = []
         self.refusal = None
         for field, source, into in self._sources(data):
             try:
                 files = resolve_files([source], data, field, rules)
             except MemError as exc:
-                self._refused(field, source, exc, data)
+                self._refused(field, source, exc)
                 continue
             into.extend(files)
             self.files.extend(DataFile(path=file.path, size_bytes=file.size_bytes) for file in files)
@@ -79,10 +81,8 @@ class _Found:
         yield from (("data.train", source, self.train) for source in data.train)
         yield from (("data.validation", source, self.validation) for source in own)
 
-    def _refused(self, field: str, source: str, error: MemError, data: DataSection) -> None:
-        if error.exit_code == 64 and (data.format == "parquet" or (error.value or "").lower().endswith(PARQUET)):
-            self.parquet.append(error.value or source)
-        elif error.exit_code == 64:
+    def _refused(self, field: str, source: str, error: MemError) -> None:
+        if error.exit_code == 64:
             self.refusal = refusal_of(error)
         else:
             self.problems.append(f"{field} {error.value or source}: {error.problem}")

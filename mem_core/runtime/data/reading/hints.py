@@ -23,10 +23,7 @@ def _chat(row: dict[str, Any]) -> str:
             if all("role" in turn and "content" in turn for turn in turns):
                 return f"These are chats: set data.messages_field to {name}"
             if all("from" in turn and "value" in turn for turn in turns):
-                return (
-                    "These are ShareGPT conversations, whose turns have 'from' and 'value': write them as turns with 'role' "
-                    f"(system, user, assistant) and 'content', and set data.messages_field to {name}"
-                )
+                return f"These are ShareGPT conversations: set data.messages_field to {name}"
     return ""
 
 
@@ -46,7 +43,7 @@ def _pair(row: dict[str, Any]) -> str:
         if isinstance(row.get(prompt), str) and isinstance(row.get(completion), str):
             setting = f"set data.prompt_field to {prompt} and data.completion_field to {completion}"
             if (prompt, completion) == ("instruction", "output"):
-                third = "; their 'input' is not read, join it to the instruction first" if row.get("input") else ""
+                third = ", and data.context_field to input" if isinstance(row.get("input"), str) else ""
                 return f"These are Alpaca rows: {setting}{third}"
             return f"These are prompts with completions: {setting}"
     return ""

@@ -2,15 +2,42 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, cast
 
-from mem_core.runtime.data.reading.refused import KINDS, FileRefused, RowRefused
+from mem_core.runtime.data.reading.refused import FileRefused, RowRefused, kind_name
 
 Message = dict[str, Any]
-_UNREAD_COLUMNS = ("functions", "documents", "images", "image", "videos", "video", "audios", "audio")
+UNREAD_COLUMNS = ("functions", "documents", "images", "image", "videos", "video", "audios", "audio")
 _UNREAD_KEYS = ("function_call", "audio", "images")
+_SPEAKERS = {
+    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant", "bard": "assistant",
+    "bing": "assistant", "model": "assistant", "bot": "assistant", "system": "system", "tool": "tool", "observation": "tool",
+}  # fmt: skip
 _OWN_KEYS = ("train", "weight")
 _REMEDY = "Leave the rows with {} out, or render them yourself and give them as prompt and completion"
+
+
+def standard_messages(messages: Any) -> Any:
+    """Messages with role and content, where they came as ShareGPT's turns (from and value) or, in a table, as JSON in a string.
+
+    Anything else stays what it is, for `read_messages` to judge. A speaker that is not known keeps his name: the template may know him.
+    """
+    if isinstance(messages, str) and messages.lstrip()[:1] == "[":
+        with suppress(ValueError, RecursionError):
+            messages = json.loads(messages)
+    if not isinstance(messages, list) or not all(_is_turn(turn) for turn in cast("list[Any]", messages)):
+        return messages
+    return [_from_turn(turn) for turn in cast("list[Message]", messages)]
+
+
+def _is_turn(turn: Any) -> bool:
+    return isinstance(turn, dict) and "role" not in turn and isinstance(turn.get("from"), str) and "value" in turn
+
+
+def _from_turn(turn: Message) -> Message:
+    role = _SPEAKERS.get(turn["from"].lower(), turn["from"])
+    return {"role": role, "content": turn["value"], **{key: value for key, value in turn.items() if key not in ("from", "value")}}
 
 
 def read_messages(messages: Any, field: str, line: int, hint: str = "") -> list[Message]:
@@ -20,7 +47,7 @@ def read_messages(messages: Any, field: str, line: int, hint: str = "") -> list[
         RowRefused: they are none. FileRefused: they hold what is not supported, which would be lost in silence.
     """
     if not isinstance(messages, list) or not messages:
-        kind = "an empty list" if messages == [] else KINDS[type(messages)]
+        kind = "an empty list" if messages == [] else kind_name(messages)
         raise RowRefused(f"field '{field}' is {kind}, not a list of messages", hint)
     for position, message in enumerate(cast("list[Any]", messages)):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
@@ -78,7 +105,7 @@ def read_tools(row: dict[str, Any], line: int) -> list[dict[str, Any]] | None:
     Raises:
         RowRefused: it is no list of objects. FileRefused: the row has another column that would be lost.
     """
-    for name in _UNREAD_COLUMNS:
+    for name in UNREAD_COLUMNS:
         if row.get(name):
             raise FileRefused(line, f"the chat comes with '{name}', which is not supported yet", _REMEDY.format(f"'{name}'"))
     tools: Any = row.get("tools")

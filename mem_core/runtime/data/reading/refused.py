@@ -3,6 +3,11 @@
 KINDS = {list: "a list", str: "a string", int: "a number", float: "a number", bool: "true or false", type(None): "null", dict: "an object"}
 
 
+def kind_name(value: object) -> str:
+    """What a value of a row is, in words for people."""
+    return KINDS.get(type(value), f"of type {type(value).__name__}")
+
+
 class FileRefused(ValueError):
     """The file cannot be used as rows at all, or holds rows that must not be passed over: no count of bad rows would say what is lost."""
 

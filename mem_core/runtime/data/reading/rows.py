@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from mem_core.domain.request import DataSection
 from mem_core.runtime.data.reading.hints import fitting_setting
-from mem_core.runtime.data.reading.messages import Message, read_messages, read_tools
-from mem_core.runtime.data.reading.refused import KINDS, FileRefused, RowRefused
+from mem_core.runtime.data.reading.messages import Message, read_messages, read_tools, standard_messages
+from mem_core.runtime.data.reading.refused import FileRefused, RowRefused, kind_name
+from mem_core.runtime.data.reading.tables import Row
 from mem_core.runtime.models.encoding import CURRENT_RULES
 
 _BOM = b"\xef\xbb\xbf"
@@ -60,6 +62,29 @@ def check_rows(
         offset += len(line)
 
 
+def check_table(rows: Iterable[Row], data: DataSection) -> Iterator[tuple[int, Document | BadRow]]:
+    """(row number, what it holds) for each row of a file that is no lines.
+
+    Raises:
+        FileRefused: rows of a kind that is not supported yet.
+    """
+    for row in rows:
+        try:
+            if isinstance(row.content, RowRefused):
+                raise row.content
+            yield row.number, _document_of(row.content, data, row.number, CURRENT_RULES)
+        except RowRefused as bad:
+            yield row.number, BadRow(row.number, str(bad), bad.hint)
+
+
+def first_object(lines: Iterable[bytes]) -> dict[str, Any] | None:
+    """The first of the lines that is an object."""
+    for number, line in enumerate(lines):
+        with suppress(RowRefused):
+            return _object(line.removeprefix(_BOM) if number == 0 else line, 0)
+    return None
+
+
 def _refuse_document(first_line: bytes, number: int) -> None:
     """A file may hold one JSON document over many lines, or all its rows in one array."""
     if first_line == b"{":
@@ -94,34 +119,47 @@ def _refuse_carriage_returns(line: bytes, number: int) -> None:
 
 
 def _document(line: bytes, offset: int, data: DataSection, number: int, rules: int) -> Document:
-    row = _object(line, offset)
+    return _document_of(_object(line, offset), data, number, rules)
+
+
+def _document_of(row: dict[str, Any], data: DataSection, number: int, rules: int) -> Document:
     if data.messages_field is not None and rules > 2:
-        return _chat(row, data.messages_field, number)
+        return _chat(row, data.messages_field, number, rules)
     if data.messages_field is not None:
         if rules > 1:
             _refuse_unsupported(row, data.messages_field, number)
         return Document(messages=_messages(row, data.messages_field))
     if data.prompt_field is not None and data.completion_field is not None:
         if rules > 2 and any(isinstance(row.get(name), list) for name in (data.prompt_field, data.completion_field)):
-            return _answered_chat(row, data.prompt_field, data.completion_field, number)
-        return Document(prompt=_text(row, data.prompt_field, blank_allowed=True), text=_text(row, data.completion_field))
+            return _answered_chat(row, data.prompt_field, data.completion_field, number, rules)
+        prompt = _text(row, data.prompt_field, blank_allowed=True)
+        return Document(prompt=_with_context(prompt, row, data.context_field), text=_text(row, data.completion_field))
     return Document(text=_text(row, data.text_field))
 
 
-def _chat(row: dict[str, Any], field: str, number: int) -> Document:
-    return Document(messages=_listed(row, field, number), tools=read_tools(row, number))
+def _with_context(prompt: str, row: dict[str, Any], field: str | None) -> str:
+    """The prompt and, after an empty line, what else the row gives to it; rows without any are as good as others."""
+    if field is None or row.get(field) in (None, ""):
+        return prompt
+    context = _text(row, field, blank_allowed=True)
+    return f"{prompt}\n\n{context}" if context.strip() else prompt
 
 
-def _answered_chat(row: dict[str, Any], prompt: str, completion: str, number: int) -> Document:
+def _chat(row: dict[str, Any], field: str, number: int, rules: int) -> Document:
+    return Document(messages=_listed(row, field, number, rules), tools=read_tools(row, number))
+
+
+def _answered_chat(row: dict[str, Any], prompt: str, completion: str, number: int, rules: int) -> Document:
     """Prompt and completion as messages: one conversation, of which the prompt is the beginning."""
-    before, after = (_listed(row, name, number) for name in (prompt, completion))
+    before, after = (_listed(row, name, number, rules) for name in (prompt, completion))
     return Document(messages=[*before, *after], tools=read_tools(row, number), num_prompt_messages=len(before))
 
 
-def _listed(row: dict[str, Any], field: str, number: int) -> list[Message]:
+def _listed(row: dict[str, Any], field: str, number: int, rules: int) -> list[Message]:
     if field not in row:
         raise RowRefused(f"field '{field}' is missing; the row has {_names(row)}", fitting_setting(row))
-    return read_messages(row[field], field, number, fitting_setting(row))
+    messages = standard_messages(row[field]) if rules > 3 else row[field]
+    return read_messages(messages, field, number, fitting_setting(row))
 
 
 def _refuse_unsupported(row: dict[str, Any], field: str, number: int) -> None:
@@ -155,7 +193,7 @@ def _object(line: bytes, offset: int) -> dict[str, Any]:
     except (RecursionError, ValueError) as exc:
         raise RowRefused(f"not usable JSON: {exc}") from exc
     if not isinstance(row, dict):
-        raise RowRefused(f"{KINDS[type(row)]} where an object is due")
+        raise RowRefused(f"{kind_name(row)} where an object is due")
     return row
 
 
@@ -169,7 +207,7 @@ def _text(row: dict[str, Any], field: str, blank_allowed: bool = False) -> str:
         raise RowRefused(f"field '{field}' is missing; the row has {_names(row)}", fitting_setting(row))
     value = row[field]
     if not isinstance(value, str):
-        raise RowRefused(f"field '{field}' is {KINDS[type(value)]}, not a string")
+        raise RowRefused(f"field '{field}' is {kind_name(value)}, not a string")
     if not value.strip() and not blank_allowed:
         raise RowRefused(f"field '{field}' is {'blank' if value else 'empty'}")
     return _encodable(value, field)
@@ -190,7 +228,7 @@ def _messages(row: dict[str, Any], field: str) -> list[dict[str, Any]]:
     if field not in row:
         raise RowRefused(f"field '{field}' is missing; the row has {_names(row)}", fitting_setting(row))
     if not isinstance(messages, list) or not messages:
-        raise RowRefused(f"field '{field}' is {'an empty list' if messages == [] else KINDS[type(messages)]}, not a list of messages")
+        raise RowRefused(f"field '{field}' is {'an empty list' if messages == [] else kind_name(messages)}, not a list of messages")
     for position, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
             raise RowRefused(f"message {position} of '{field}' needs a role and a content that are strings", fitting_setting(row))

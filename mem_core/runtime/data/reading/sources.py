@@ -6,25 +6,24 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Literal, cast
+from pathlib import Path
+from typing import BinaryIO
 
-from mem_core.domain.capabilities import PARQUET, refusal
-from mem_core.domain.errors import DataError, RequestError
+from mem_core.domain.errors import DataError
 from mem_core.domain.request import DataSection
 from mem_core.domain.units import Value
 from mem_core.infrastructure.storage.reading import local_name, open_regular
+from mem_core.runtime.data.reading.folders import files_of_folder
 from mem_core.runtime.data.reading.globbing import matching_files
+from mem_core.runtime.data.reading.kinds import DEFAULT_TEXT_FIELD, Kind, kind_of, kind_until_3, no_fields, row_fields
+from mem_core.runtime.data.reading.packing import DAMAGED, Packing, packing_of, unpacked
+from mem_core.runtime.data.reading.remote import HEAD_BYTES, open_remote, remote_files
 from mem_core.runtime.models.encoding import CURRENT_RULES
 
 STDLIB_SOURCE = "stdlib:"
 STDLIB_CAP_BYTES = 12_000_000
 _STDLIB_SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
-_JSONL_SUFFIXES = {".jsonl", ".ndjson", ".json"}
 _FOLDER_REMEDY = "Give files or a glob such as folder/*.jsonl"
-_HEAD_BYTES = 4_096
-_DEFAULT_TEXT_FIELD = "text"
-Kind = Literal["text", "jsonl"]
 
 
 class SourceFile(Value):
@@ -38,6 +37,12 @@ class SourceFile(Value):
     stamp: str
     modified_unix_ns: int = 0
     identity: str = ""
+    packing: Packing = ""
+
+    @property
+    def is_table(self) -> bool:
+        """Whether its rows are no lines."""
+        return self.kind not in ("text", "jsonl")
 
     @property
     def is_remote(self) -> bool:
@@ -87,6 +92,8 @@ def _resolve(source: str, data: DataSection, field: str, rules: int) -> list[Sou
         if not names:
             raise DataError("the glob matches no file", field=field, value=source, remedy="Check the pattern and the folder")
         return [_local_file(name, data, field, rules) for name in names]
+    if rules > 3 and os.path.isdir(path):
+        return [_local_file(name, data, field, rules) for name in files_of_folder(path, field)]
     return [_local_file(path, data, field, rules)]
 
 
@@ -104,8 +111,8 @@ def _local_file(path: str, data: DataSection, field: str, rules: int) -> SourceF
         raise DataError("this is a folder", field=field, value=path, remedy=_FOLDER_REMEDY)
     try:
         with open_regular(path) as stream:
-            kind = _kind(path, data, field, rules, lambda: stream.read(_HEAD_BYTES))
-        return _stamped(os.path.abspath(path), kind)
+            kind, packing = _shape(path, data, rules, stream.read(HEAD_BYTES), partial(_head_inside, stream, path))
+        return _stamped(os.path.abspath(path), kind, packing)
     except FileNotFoundError as exc:
         raise DataError("no such file", field=field, value=path, remedy="Check the path") from exc
     except OSError as exc:
@@ -114,12 +121,25 @@ def _local_file(path: str, data: DataSection, field: str, rules: int) -> SourceF
         ) from exc
 
 
-def _stamped(path: str, kind: Kind) -> SourceFile:
+def _head_inside(stream: BinaryIO, path: str, packing: Packing) -> bytes:
+    stream.seek(0)
+    try:
+        return unpacked(stream, packing).read(HEAD_BYTES)
+    except DAMAGED as exc:
+        raise damaged(path, packing, exc) from exc
+
+
+def damaged(path: str, packing: Packing, exc: Exception) -> DataError:
+    """The refusal of a compressed file that is cut or is not what its first bytes say."""
+    return DataError(f"the {packing} file cannot be unpacked: {exc}", field="data", value=path, remedy="Download or write it again")
+
+
+def _stamped(path: str, kind: Kind, packing: Packing = "") -> SourceFile:
     stat = os.stat(path)
     stamp = f"{stat.st_size}-{stat.st_mtime_ns}-{stat.st_ctime_ns}-{stat.st_ino}-{stat.st_dev}"
     return SourceFile(
         path=path, kind=kind, size_bytes=stat.st_size, stamp=stamp, modified_unix_ns=max(stat.st_mtime_ns, stat.st_ctime_ns),
-        identity=f"{stat.st_dev}:{stat.st_ino}" if stat.st_ino else os.path.realpath(path),
+        identity=f"{stat.st_dev}:{stat.st_ino}" if stat.st_ino else os.path.realpath(path), packing=packing,
     )  # fmt: skip
 
 
@@ -131,42 +151,13 @@ def unchanged(file: SourceFile) -> bool:
         return False
 
 
-def _kind(path: str, data: DataSection, field: str, rules: int, head: Callable[[], bytes]) -> Kind:
-    """What is asked for decides, then the name; `head` gives the first bytes where that is not enough."""
-    suffix = PurePosixPath(path).suffix.lower()
-    if data.format == "parquet" or (data.format == "auto" and suffix == PARQUET):
-        raise refusal("parquet", field, path)
-    if rules > 1 and _row_fields(data):
-        if data.format == "text":
-            raise _no_fields("data.format: text", data)
-        return "jsonl"
-    if data.format != "auto":
-        return cast(Kind, data.format)
-    if suffix in _JSONL_SUFFIXES:
-        return "jsonl"
-    named = rules > 1 and data.text_field != _DEFAULT_TEXT_FIELD
-    return "jsonl" if named and head().removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{") else "text"
-
-
-def _row_fields(data: DataSection) -> list[str]:
-    return [name for name in ("messages_field", "prompt_field", "completion_field") if getattr(data, name) is not None]
-
-
-def _no_fields(what: str, data: DataSection) -> RequestError:
-    return RequestError(
-        f"data.{' and data.'.join(_row_fields(data))} ask for rows with fields, and {what} has none",
-        field="data",
-        remedy="Give JSONL files, or leave the fields out to train on plain text",
-    )
-
-
 def _stdlib_files(data: DataSection, rules: int) -> list[SourceFile]:
     """Python's own sources without tests and installed packages, by relative path, the first 12 MB of them.
 
     The cap keeps preparation to seconds and alike from one Python to the next.
     """
-    if rules > 1 and _row_fields(data):
-        raise _no_fields(STDLIB_SOURCE, data)
+    if rules > 1 and row_fields(data):
+        raise no_fields(STDLIB_SOURCE, data)
     root = Path(sysconfig.get_path("stdlib"))
     files: list[SourceFile] = []
     total = 0
@@ -192,46 +183,31 @@ def _stdlib_paths(root: Path) -> Iterator[str]:
 
 
 def _remote_files(source: str, data: DataSection, field: str, rules: int) -> list[SourceFile]:
-    fs, root = _filesystem(source, field)
-    try:
-        names = sorted(cast(list[str], fs.glob(root))) if glob.has_magic(root) else [root]
-        entries = [fs.info(name) for name in names]
-    except FileNotFoundError as exc:
-        raise DataError("no such object", field=field, value=source, remedy="Check the URL") from exc
-    except Exception as exc:  # each fsspec backend has an error tree of its own
-        raise DataError(f"cannot be read: {exc}", field=field, value=source, remedy="Check the URL, endpoint and keys") from exc
-    found = [entry for entry in entries if entry["type"] != "directory"]
-    if not found:
-        problem = "this is a folder" if entries else "the glob matches no object"
-        raise DataError(problem, field=field, value=source, remedy=_FOLDER_REMEDY)
-    kinds: list[Kind] = [_kind(entry["name"], data, field, rules, partial(_remote_head, fs, entry["name"])) for entry in found]
-    return [_remote_file(fs.unstrip_protocol(entry["name"]), entry, kind) for entry, kind in zip(found, kinds, strict=True)]
-
-
-def _remote_file(path: str, entry: dict[str, Any], kind: Kind) -> SourceFile:
     """An object without any tag gets an empty stamp: nothing tells whether it has changed."""
-    tags = [str(entry.get(key) or "") for key in ("ETag", "etag", "LastModified", "mtime", "created", "md5Hash", "version_id")]
-    size_bytes = int(entry.get("size") or 0)
-    stamp = "-".join((str(size_bytes), *tags)) if any(tags) else ""
-    return SourceFile(path=path, kind=kind, size_bytes=size_bytes, stamp=stamp, identity=path)
+    found = remote_files(source, field, folders=rules > 3, heads=rules > 3 or data.text_field != DEFAULT_TEXT_FIELD)
+    files: list[SourceFile] = []
+    for remote in found:
+        kind, packing = _shape(remote.name, data, rules, remote.head, partial(_remote_head, remote.url))
+        files.append(
+            SourceFile(path=remote.url, kind=kind, size_bytes=remote.size_bytes, stamp=remote.stamp, identity=remote.url, packing=packing)
+        )
+    return files
 
 
-def _remote_head(fs: Any, path: str) -> bytes:
+def _remote_head(url: str, packing: Packing) -> bytes:
     try:
-        return cast(bytes, fs.cat_file(path, start=0, end=_HEAD_BYTES))
+        with open_remote(url) as stream:
+            return unpacked(stream, packing).read(HEAD_BYTES)
     except Exception as exc:  # each fsspec backend has an error tree of its own
-        raise DataError(f"cannot be read: {exc}", field="data", value=path, remedy="Check the URL, endpoint and keys") from exc
+        raise DataError(f"cannot be read: {exc}", field="data", value=url, remedy="Check the URL, endpoint and keys") from exc
 
 
-def _filesystem(url: str, field: str) -> tuple[Any, str]:
-    import fsspec
-
-    try:
-        fs, root = fsspec.url_to_fs(url)
-    except Exception as exc:  # each fsspec backend has an error tree of its own
-        raise DataError(f"cannot be opened: {exc}", field=field, value=url, remedy="Check the URL's protocol and endpoint") from exc
-    fs.invalidate_cache()
-    return fs, cast(str, root)
+def _shape(path: str, data: DataSection, rules: int, raw: bytes, inside: Callable[[Packing], bytes]) -> tuple[Kind, Packing]:
+    """As what a file is read that begins with `raw`, and how it is compressed; `inside` gives the beginning of what is in it."""
+    if rules <= 3:
+        return kind_until_3(path, data, rules, lambda: raw), ""
+    packing = packing_of(raw)
+    return kind_of(path, data, lambda: inside(packing) if packing else raw), packing
 
 
 @contextmanager
@@ -242,11 +218,7 @@ def open_source(file: SourceFile) -> Iterator[BinaryIO]:
         DataError: it cannot be opened any more.
     """
     try:
-        if file.is_remote:
-            fs, path = _filesystem(file.path, "data")
-            stream = cast(BinaryIO, fs.open(path, "rb"))
-        else:
-            stream = open_regular(file.path)
+        stream = open_remote(file.path) if file.is_remote else open_regular(file.path)
     except DataError:
         raise
     except Exception as exc:  # each fsspec backend has an error tree of its own

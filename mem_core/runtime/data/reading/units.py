@@ -3,19 +3,25 @@
 import codecs
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from mem_core.domain.errors import DataError
 from mem_core.domain.request import DataSection
 from mem_core.infrastructure.storage.reading import open_regular
+from mem_core.runtime.data.reading.columns import Reading, names_no_field, recognised
 from mem_core.runtime.data.reading.formats import HEAD_BYTES, foreign_format
+from mem_core.runtime.data.reading.packing import DAMAGED, unpacked
 from mem_core.runtime.data.reading.pieces import pieces
 from mem_core.runtime.data.reading.refused import FileRefused
-from mem_core.runtime.data.reading.rows import BadRow, Document, check_rows, not_utf8
-from mem_core.runtime.data.reading.sources import SourceFile, open_source
+from mem_core.runtime.data.reading.rows import BadRow, Document, check_rows, check_table, first_object, not_utf8
+from mem_core.runtime.data.reading.sources import SourceFile, damaged, open_source
+from mem_core.runtime.data.reading.tables import table_rows
+from mem_core.runtime.models.encoding import CURRENT_RULES
 
 BLOCK_BYTES = 2**20
 PART_CHARS = 2**18
@@ -31,6 +37,7 @@ class Readable:
     path: str
     sha256: str
     hashed_unix_ns: int = 0
+    most_rows: int | None = None  # of a table, where only its beginning is looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,8 @@ class Unit:
 
 
 Read = Unit | BadRow | None
+_FIRST_ROWS = 100
+_BINARY_KINDS = ("parquet", "arrow")
 
 
 def hash_file(file: SourceFile, on_bytes: Callable[[int], None], copy_to: Path | None = None) -> str:
@@ -74,6 +83,8 @@ def hash_file(file: SourceFile, on_bytes: Callable[[int], None], copy_to: Path |
 
 def _refuse_compressed(block: bytes, file: SourceFile) -> None:
     """Before gigabytes of it are hashed."""
+    if file.packing or file.kind in _BINARY_KINDS:
+        return
     found = foreign_format(block[:HEAD_BYTES])
     if found is not None and found.packed:
         raise DataError(f"the file is {found.what}", field="data", value=file.path, bound="plain UTF-8 files", remedy=found.remedy)
@@ -92,54 +103,117 @@ def read_units(file: Readable, data: DataSection, rules: int) -> Iterator[tuple[
             f"the file cannot be read: {exc.strerror}", field="data", value=file.source.path, remedy="Check the file and its permissions"
         ) from exc
     with stream:
-        head = stream.read(HEAD_BYTES)
-        _refuse_compressed(head, file.source)
-        stream.seek(0)
-        wide = foreign_format(head) if rules > 1 else None
-        if wide is not None and file.source.kind == "text":
-            yield file.source.size_bytes, BadRow(1, f"{wide.what}, not UTF-8; {wide.remedy[0].lower()}{wide.remedy[1:]}")
-            return
-        if wide is not None:
-            raise DataError(f"the file is {wide.what}", field="data", value=file.source.path, bound="UTF-8", remedy=wide.remedy)
         try:
-            yield from _read_jsonl(stream, data, rules) if file.source.kind == "jsonl" else _read_text(stream, file, data, rules)
+            yield from _read_packed(stream, file, data, rules) if file.source.packing else _read(stream, file, data, rules)
         except FileRefused as refused:
             raise DataError(
-                f"{file.source.path}:{refused.line}: {refused.what}", field="data", bound="one JSON object a line", remedy=refused.remedy
+                f"{file.source.path}:{refused.line}: {refused.what}", field="data", bound=_due(file.source.kind), remedy=refused.remedy
             ) from refused
+
+
+def reading_of(files: Iterable[SourceFile], data: DataSection) -> Reading | None:
+    """How rows are read where the request names no field: by the first row that can be read. None where nothing has to be recognised.
+
+    Raises:
+        RequestError: the row can be read in several ways. DataError: a remote file cannot be read.
+    """
+    if not names_no_field(data):
+        return None
+    for file in files:
+        if file.kind == "text":
+            continue
+        with open_source(file) as raw, suppress(FileRefused, *DAMAGED):  # whoever reads the file says so
+            stream = unpacked(raw, file.packing)
+            if file.kind == "jsonl":
+                row = first_object(islice(stream, _FIRST_ROWS))
+            else:
+                rows = islice(table_rows(stream, file.kind, data), _FIRST_ROWS)
+                row = next((row.content for row in rows if isinstance(row.content, dict)), None)
+            if row is not None:
+                return recognised(row)
+    return None
+
+
+def _due(kind: str) -> str:
+    return "one JSON object a line" if kind == "jsonl" else f"a file of rows ({kind})"
+
+
+def _read_packed(stream: BinaryIO, file: Readable, data: DataSection, rules: int) -> Iterator[tuple[int, Read]]:
+    """What is in a compressed file; progress is counted in the bytes of the file itself."""
+    inside, before = unpacked(stream, file.source.packing), 0
+    try:
+        for _, item in _read(inside, file, data, rules):
+            now = stream.tell()
+            yield now - before, item
+            before = now
+    except DAMAGED as exc:
+        raise damaged(file.source.path, file.source.packing, exc) from exc
+
+
+def _read(stream: Any, file: Readable, data: DataSection, rules: int) -> Iterator[tuple[int, Read]]:
+    kind = file.source.kind
+    if kind in _BINARY_KINDS:
+        return _read_table(stream, file, data)
+    head = bytes(stream.peek(HEAD_BYTES)[:HEAD_BYTES])
+    _refuse_compressed(head, file.source)
+    wide = foreign_format(head) if rules > 1 else None
+    if wide is not None and kind == "text":
+        bad = BadRow(1, f"{wide.what}, not UTF-8; {wide.remedy[0].lower()}{wide.remedy[1:]}")
+        return iter([(file.source.size_bytes, bad)])
+    if wide is not None:
+        raise DataError(f"the file is {wide.what}", field="data", value=file.source.path, bound="UTF-8", remedy=wide.remedy)
+    if kind == "text":
+        return _read_text(stream, file, data, rules)
+    return _read_jsonl(stream, data, rules) if kind == "jsonl" else _read_table(stream, file, data)
+
+
+def _read_table(stream: BinaryIO, file: Readable, data: DataSection) -> Iterator[tuple[int, Read]]:
+    """Progress goes by the place in the file that was read to, which runs ahead of the rows."""
+    before = 0
+    for number, item in check_table(islice(table_rows(stream, file.source.kind, data), file.most_rows), data):
+        now = stream.tell() if not stream.closed else before
+        size_bytes, before = max(0, now - before), max(now, before)
+        yield from _units_of(number, size_bytes, item, data, CURRENT_RULES)
 
 
 def _read_jsonl(stream: BinaryIO, data: DataSection, rules: int) -> Iterator[tuple[int, Read]]:
     for line, size_bytes, item in check_rows(stream, data, rules):
-        if not isinstance(item, Document):
-            yield size_bytes, item
-            continue
-        unit = Unit(item, _document_key(item), line)
-        if item.prompt is not None or item.messages is not None:
-            yield size_bytes, unit
-        else:
-            for number, part in enumerate(_parts(unit, iter([item.text]), data, rules)):
-                yield (0 if number else size_bytes), part
+        yield from _units_of(line, size_bytes, item, data, rules)
+
+
+def _units_of(line: int, size_bytes: int, item: Document | BadRow | None, data: DataSection, rules: int) -> Iterator[tuple[int, Read]]:
+    if not isinstance(item, Document):
+        yield size_bytes, item
+        return
+    unit = Unit(item, _document_key(item), line)
+    if item.prompt is not None or item.messages is not None:
+        yield size_bytes, unit
+    else:
+        for number, part in enumerate(_parts(unit, iter([item.text]), data, rules)):
+            yield (0 if number else size_bytes), part
 
 
 def _read_text(stream: BinaryIO, file: Readable, data: DataSection, rules: int) -> Iterator[tuple[int, Read]]:
     """One file is one document. Checked to its end before any of it is used."""
-    found = _check_text(stream, rules)
+    digest = hashlib.sha256() if file.source.packing else None
+    found = _check_text(stream, rules, digest)
     if found is not True:
         yield file.source.size_bytes, found or None
         return
     stream.seek(0)
-    unit = Unit(Document(), bytes.fromhex(file.sha256), 1)
+    unit = Unit(Document(), bytes.fromhex(file.sha256) if digest is None else digest.digest(), 1)
     yield 0, None
     for part in _parts(unit, _decoded(stream), data, rules):
         yield len(part.document.text), part
 
 
-def _check_text(stream: BinaryIO, rules: int) -> BadRow | bool:
-    """True for text, False for nothing but white space."""
+def _check_text(stream: BinaryIO, rules: int, digest: "hashlib._Hash | None") -> BadRow | bool:
+    """True for text, False for nothing but white space. `digest` takes in what a packed file holds, its name as that of the plain one."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset, lines, has_text = 0, 0, False
     while block := stream.read(BLOCK_BYTES):
+        if digest is not None:
+            digest.update(block)
         if rules > 1 and b"\0" in block:
             at = block.index(b"\0")
             return BadRow(lines + block.count(b"\n", 0, at) + 1, f"not text: a NUL byte at byte offset {offset + at} of the file")

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mem_core.core.results.data_report import DataReport
+from mem_core.core.results.length import epochs_of, in_steps
 from mem_core.core.run.record import RunRecord, read_record
 from mem_core.domain.environment import DataNumbers
 from mem_core.domain.errors import DataError, EnvironmentUnfit, MemError, NoValidCheckpoint, RequestError
@@ -16,6 +18,7 @@ from mem_core.infrastructure.settings import Settings, child_environment
 from mem_core.infrastructure.telemetry.progress import PreparingView, Progress
 from mem_core.runtime.data.encoding.prepare import prepare_data
 from mem_core.runtime.data.look.first_look import look_at_data
+from mem_core.runtime.data.look.show_process import first_rows
 from mem_core.runtime.data.values import PreparedData, PrepareProgress
 from mem_core.runtime.deepspeed.programs.build_ops import ops_needed
 from mem_core.runtime.deepspeed.programs.build_watch import BuildWatch, build_command, watch_build
@@ -159,12 +162,10 @@ def _with_set(found: DataNumbers, name: str, other: DataNumbers) -> DataNumbers:
     """What stands in the way of a set that is evaluated, beside what stands in the way of the rows that are trained on."""
     field = f"evaluation.sets.{name}"
     problems = [problem.replace("data.train", field, 1) for problem in other.problems]
-    if not other.problems and other.refusal is None and not other.parquet and not any(file.size_bytes for file in other.files):
+    if not other.problems and other.refusal is None and not any(file.size_bytes for file in other.files):
         problems.append(f"{field}: no rows, its files are empty")
     refusal = found.refusal or other.refusal
-    return found.model_copy(
-        update={"problems": (*found.problems, *problems), "parquet": (*found.parquet, *other.parquet), "refusal": refusal}
-    )
+    return found.model_copy(update={"problems": (*found.problems, *problems), "refusal": refusal})
 
 
 def prepare_tokens(
@@ -185,6 +186,30 @@ def prepare_tokens(
 
     tokenizer = at_hand(request.model.source, settings.model_cache_dir)
     return prepare_data(request.data, request.training.seed, tokenizer, vocab_size, settings.data_cache_dir, show, rules)
+
+
+def report_on_data(request: RuntimeRequest, settings: Settings, num_rows: int, progress: Progress) -> DataReport:
+    """What the request's rows come to, once they are prepared, and the first of them.
+
+    Raises:
+        DataError and its kin.
+    """
+    embeddings = describe_model(request.model.source, settings.model_cache_dir).vocab_size
+    source = at_hand(request.model.source, settings.model_cache_dir)
+    data = prepare_tokens(request, settings, embeddings, progress, None)
+    steps = in_steps(request, data.num_samples).training.max_steps
+    batch = request.training.global_batch_size
+    return DataReport(
+        summary=data.summary().model_copy(update={"steps_per_epoch": data.num_samples / batch}),
+        fingerprint=data.fingerprint,
+        sequence_length=request.data.sequence_length,
+        vocab_size=data.vocab_size,
+        num_embeddings=embeddings,
+        max_token_id=data.max_token_id,
+        steps=steps,
+        epochs=epochs_of(steps, data.num_samples, batch),
+        rows=first_rows(data, source, CURRENT_RULES, num_rows) if num_rows else (),
+    )
 
 
 def prepare_evaluation(
