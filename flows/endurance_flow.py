@@ -1,10 +1,10 @@
 """The main job: doctor → prepare → policy → (train-segment → validate-checkpoint) × N → report."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 from prefect.states import Cancelled
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from flows.context import (
     ask_through_prefect,
@@ -15,10 +15,11 @@ from flows.context import (
     shown_in_prefect,
     with_key_from_block,
 )
+from flows.flow_request import FirstFields, RunId
 from flows.mem_flow import OrderedStops, mem_flow
 from mem_core.core.recovery.actions import Train
 from mem_core.domain.errors import Interrupted
-from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.request import PositiveInt, RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.domain.segment import SegmentCompleted, SegmentInterrupted
 from mem_core.infrastructure.settings import Settings
@@ -41,15 +42,29 @@ def endurance(
     request: RuntimeRequest,
     overrides: dict[str, Any] = {},  # noqa: B006 - never changed; the form shows it
     allow_reshard: bool = False,
+    *,
+    run_id: RunId | None = None,
+    model: Annotated[str, Field(min_length=1)] | None = None,
+    data: str | list[str] | None = None,
+    max_steps: PositiveInt | None = None,
+    global_batch_size: Annotated[int, Field(ge=1, le=1_048_576)] | None = None,
+    learning_rate: Annotated[float, Field(gt=0, le=10)] | None = None,
 ) -> Any:
     """Train until `training.max_steps`, surviving what may come; the same run_id again resumes.
 
     Args:
         request: Everything about the run. A request that is given replaces the deployment's own as a whole.
-        overrides: Single values by dotted name, such as {"training.max_steps": 200}; they win over the request.
+        overrides: Single values by dotted name, such as {"training.max_steps": 200}; they win over the request and the first fields.
         allow_reshard: Convert the newest checkpoint where the request asks for other ranks or another ZeRO stage.
+        run_id: Name of the run; the same name again resumes it. Like the other first fields it wins over the request, where it is set.
+        model: Folder or URL of a Hugging Face causal language model, or preset:NAME.
+        data: Files, globs or URLs with text or JSONL; stdlib: is Python's own library.
+        max_steps: Optimizer updates to reach.
+        global_batch_size: Sequences per update, over all ranks.
+        learning_rate: Peak learning rate.
     """
-    return drive_request(request_of_run(request, overrides), allow_reshard)
+    first = FirstFields(run_id, model, data, max_steps, global_batch_size, learning_rate)
+    return drive_request(request_of_run(request, {**first.overrides(), **overrides}), allow_reshard)
 
 
 def drive_request(request: RuntimeRequest, allow_reshard: bool = False, as_born: tuple[str, ...] = ()) -> Any:

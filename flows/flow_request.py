@@ -2,8 +2,12 @@
 
 import json
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from mem_core.domain.capabilities import refuse_unsupported
 from mem_core.domain.errors import RequestError
@@ -13,6 +17,31 @@ from mem_core.infrastructure.machine.store import is_remote
 from mem_core.infrastructure.request.file import apply_overrides, parse_request
 
 MAX_SUBMITTED_BYTES = 65_536
+RunId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
+
+
+@dataclass(frozen=True)
+class FirstFields:
+    """What a form asks first, beside the whole request; None where the request decides."""
+
+    run_id: str | None = None
+    model: str | None = None
+    data: str | Sequence[str] | None = None
+    max_steps: int | None = None
+    global_batch_size: int | None = None
+    learning_rate: float | None = None
+
+    def overrides(self) -> dict[str, Any]:
+        """The same by the dotted names of the request."""
+        named = {
+            "run_id": self.run_id,
+            "model.source": self.model,
+            "data.train": self.data,
+            "training.max_steps": self.max_steps,
+            "training.global_batch_size": self.global_batch_size,
+            "training.learning_rate": self.learning_rate,
+        }
+        return {name: value for name, value in named.items() if value is not None}
 
 
 def refuse_large(parameters: Mapping[str, Any]) -> None:
@@ -77,3 +106,23 @@ def refuse_relative_store(store: str) -> None:
             bound="an absolute path, ~/..., or a URL such as s3://bucket/prefix",
             remedy='Set store to such a place, for example with overrides {"store": "~/mem/runs"}.',
         )
+
+
+def name_beside(name: str, run_id: str) -> str:
+    """What a flow run is called: the name that somebody typed with the run id beside it, else the run id.
+
+    A retried flow run has such a name already. Prefect gives two words of its own where nobody typed a name.
+    """
+    if name == run_id or name.endswith(f"({run_id})"):
+        return name
+    words = name.split("-")
+    made_up = len(words) == 2 and _made_up_words().issuperset(words)
+    return run_id if not name.strip() or made_up else f"{name} ({run_id})"
+
+
+@lru_cache(maxsize=1)
+def _made_up_words() -> frozenset[str]:
+    """The words that Prefect's names are made of."""
+    from coolname.data import config
+
+    return frozenset(word for entry in config.values() if isinstance(entry, dict) for word in entry.get("words", ()))

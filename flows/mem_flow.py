@@ -9,6 +9,7 @@ from prefect import Flow
 from prefect.exceptions import CancelledRun, ParameterTypeError
 from pydantic import BaseModel, ValidationError, create_model
 
+from flows.forms import form_of, sections_of, without_unset
 from mem_core.domain.errors import Interrupted, RequestError
 from mem_core.domain.request import RuntimeRequest
 from mem_core.infrastructure.request.errors import request_error
@@ -38,13 +39,18 @@ class OrderedStops(logging.Filter):
 
 
 class MemFlow(Flow[P, R]):
-    """A flow whose `request` parameter is checked with the same messages as everywhere else."""
+    """A flow whose `request` parameter is checked with the same messages as everywhere else, and whose form is one for people."""
+
+    def __init__(self, fn: Callable[P, R], **options: Any) -> None:
+        super().__init__(fn, **options)
+        self.parameters = form_of(self.parameters)
 
     def validate_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
         """Raises RequestError (all that is wrong in one message) instead of pydantic's report."""
         request = parameters.get("request")
         if isinstance(request, dict):
-            parameters = {**parameters, "request": parse_request(request)}  # overrides may still change it
+            given = without_unset(request, sections_of(RuntimeRequest))
+            parameters = {**parameters, "request": parse_request(given)}  # overrides may still change it
         elif "request" in parameters and not isinstance(request, RuntimeRequest):
             raise RequestError(
                 "this is no request", field="request", value=type(request).__name__, remedy="Give a mapping of request fields."

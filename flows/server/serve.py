@@ -172,8 +172,8 @@ def to_deployment(entry: dict[str, Any]) -> "RunnerDeployment":
     from prefect.client.schemas.objects import ConcurrencyLimitConfig
     from prefect.types.entrypoint import EntrypointType
 
-    limit = entry.get("concurrency_limit")
-    return load_flow(entry["entrypoint"]).to_deployment(
+    limit, flow = entry.get("concurrency_limit"), load_flow(entry["entrypoint"])
+    deployment = flow.to_deployment(
         entry["name"],
         description=entry.get("description"),
         tags=entry.get("tags"),
@@ -184,6 +184,8 @@ def to_deployment(entry: dict[str, Any]) -> "RunnerDeployment":
         enforce_parameter_schema=entry.get("enforce_parameter_schema", True),
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
+    deployment._parameter_openapi_schema = flow.parameters  # Prefect makes it anew from the function, without the form for people
+    return deployment
 
 
 def to_schedules(entry: dict[str, Any]) -> "list[DeploymentScheduleCreate]":
