@@ -1,11 +1,13 @@
 """The main job: doctor → prepare → policy → (train-segment → validate-checkpoint) × N → report."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
 from prefect.states import Cancelled
 from pydantic import Field, TypeAdapter
 
+from flows.commands.finished import result_if_finished
 from flows.context import (
     ask_through_prefect,
     flow_run_name,
@@ -16,7 +18,8 @@ from flows.context import (
     with_key_from_block,
 )
 from flows.flow_request import FirstFields, RunId
-from flows.mem_flow import OrderedStops, mem_flow
+from flows.mem_flow import mem_flow
+from mem_core.bootstrap import live_root
 from mem_core.core.recovery.actions import Train
 from mem_core.domain.errors import Interrupted
 from mem_core.domain.request import PositiveInt, RuntimeRequest
@@ -37,7 +40,13 @@ from tasks.validate_checkpoint import validate_checkpoint
 OUTCOME: TypeAdapter[SegmentCompleted | SegmentInterrupted] = TypeAdapter(SegmentCompleted | SegmentInterrupted)
 
 
-@mem_flow(name="endurance", flow_run_name=flow_run_name, persist_result=False, validate_parameters=True)
+def finished_endurance(parameters: Mapping[str, Any]) -> RunResult | None:
+    """The result of a run that has already done what the parameters of `endurance` ask. Raises MemError: it cannot go on with them."""
+    overrides = {**FirstFields.among(parameters).overrides(), **parameters["overrides"]}
+    return finished_run(request_of_run(parameters["request"], overrides), parameters["allow_reshard"])
+
+
+@mem_flow(name="endurance", flow_run_name=flow_run_name, persist_result=False, validate_parameters=True, answer=finished_endurance)
 def endurance(
     request: RuntimeRequest,
     overrides: dict[str, Any] = {},  # noqa: B006 - never changed; the form shows it
@@ -82,8 +91,13 @@ def drive_request(request: RuntimeRequest, allow_reshard: bool = False, as_born:
     try:
         return run_to_end(shown_in_prefect(order))
     except Interrupted as exc:
-        OrderedStops.tell_in_one_line()
         return Cancelled(message=str(exc))
+
+
+def finished_run(request: RuntimeRequest, allow_reshard: bool = False, as_born: tuple[str, ...] = ()) -> RunResult | None:
+    """Its result from the journal, where nothing is left to do. Raises MemError: the run was born with other values."""
+    folder = live_root(request, Settings.from_environment()) / request.run_id
+    return result_if_finished(folder, request, allow_reshard, as_born)
 
 
 def run_to_end(order: RunOrder) -> RunResult:

@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from flows.context import finetune_run_name, request_of_run
-from flows.endurance_flow import drive_request
+from flows.endurance_flow import drive_request, finished_run
 from flows.mem_flow import mem_flow
 from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.run import RunResult
 from mem_core.infrastructure.request.file import build_request
 
 Method = Literal["full", "lora"]
@@ -20,7 +21,14 @@ SEGMENT_STEPS = 100  # where steps are not known yet; evaluations have checkpoin
 STEPS, WARMUP = ("training.max_steps", "training.epochs"), ("training.warmup_steps", "training.warmup_ratio")
 
 
-@mem_flow(name="finetune", flow_run_name=finetune_run_name, persist_result=False, validate_parameters=True)
+def finished_fine_tuning(parameters: Mapping[str, Any]) -> RunResult | None:
+    """The result of a run that has already done what the parameters of `finetune` ask. Raises MemError: it cannot go on with them."""
+    overrides = parameters["overrides"]
+    asked = FineTuning(**{name: value for name, value in parameters.items() if name != "overrides"})
+    return finished_run(request_of_run(finetune_request(asked, overrides), overrides), as_born=derived_fields(overrides))
+
+
+@mem_flow(name="finetune", flow_run_name=finetune_run_name, persist_result=False, validate_parameters=True, answer=finished_fine_tuning)
 def finetune(
     run_id: Annotated[
         str, Field(title="Run id", description="Name of the run; the same name again resumes it.", pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -30,6 +30,11 @@ class FirstFields:
     max_steps: int | None = None
     global_batch_size: int | None = None
     learning_rate: float | None = None
+
+    @classmethod
+    def among(cls, parameters: Mapping[str, Any]) -> "FirstFields":
+        """Those of a flow's parameters."""
+        return cls(**{field.name: parameters.get(field.name) for field in fields(cls)})
 
     def overrides(self) -> dict[str, Any]:
         """The same by the dotted names of the request."""
