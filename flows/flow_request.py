@@ -1,6 +1,7 @@
 """From a flow's parameters to the request that is run: overrides, names by date, and what a deployment may not leave open."""
 
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -18,6 +19,13 @@ from mem_core.infrastructure.request.file import apply_overrides, parse_request
 
 MAX_SUBMITTED_BYTES = 65_536
 RunId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
+# What the two UIs of Prefect fill in by themselves: a star, as in "rho33-kaldra", or a dish, as in "Tasty-Coq".
+_STARS = "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|pi|rho|sigma|tau|upsilon|phi|chi|psi|omega"
+_DISHES = (
+    "Awesome|Rustic|Small|Gorgeous|Fantastic|Sleek|Intelligent|Unbranded|Refined|Licensed|Generic|Practical|Ergonomic|Handcrafted|Tasty|"
+    "Handmade|Incredible"
+)
+_MADE_UP_IN_FORMS = re.compile(rf"^(({_STARS})\d*-[a-z-]+|({_DISHES})-[A-Z]\w*)$")
 
 
 @dataclass(frozen=True)
@@ -116,12 +124,12 @@ def refuse_relative_store(store: str) -> None:
 def name_beside(name: str, run_id: str) -> str:
     """What a flow run is called: the name that somebody typed with the run id beside it, else the run id.
 
-    A retried flow run has such a name already. Prefect gives two words of its own where nobody typed a name.
+    A retried flow run has such a name already. Where nobody typed one, Prefect and the forms of its UI make one up.
     """
     if name == run_id or name.endswith(f"({run_id})"):
         return name
     words = name.split("-")
-    made_up = len(words) == 2 and _made_up_words().issuperset(words)
+    made_up = (len(words) == 2 and _made_up_words().issuperset(words)) or _MADE_UP_IN_FORMS.match(name)
     return run_id if not name.strip() or made_up else f"{name} ({run_id})"
 
 

@@ -150,7 +150,10 @@ def test_first_fields_win_over_the_request_and_overrides_over_both() -> None:
 
 @pytest.mark.parametrize(
     ("typed", "name"),
-    [("", "a"), ("a", "a"), ("Try 2", "Try 2 (a)"), ("my-run", "my-run (a)"), ("Try 2 (a)", "Try 2 (a)"), (generate_slug(2), "a")],
-)
+    [
+        ("", "a"), ("a", "a"), (generate_slug(2), "a"), ("rho33-kaldra", "a"), ("Awesome-Meagle", "a"), ("Try 2", "Try 2 (a)"),
+        ("my-run", "my-run (a)"), ("Try 2 (a)", "Try 2 (a)"), ("alpha test", "alpha test (a)"),
+    ],
+)  # fmt: skip
 def test_a_run_name_that_somebody_typed_is_kept_beside_the_run_id(typed: str, name: str) -> None:
     assert name_beside(typed, "a") == name
