@@ -54,10 +54,10 @@ def _rank(name: str, position: int) -> tuple[int, int]:
 
 
 def _parameter(name: str, schema: Schema, position: int) -> Schema:
-    """A field of the first screen can be typed into at once: of its kinds the empty one comes last, and is not chosen beforehand."""
+    """A field that may be left empty can be typed into at once: of its kinds the empty one comes last, and is not chosen beforehand."""
     titled = {**_named(schema), "title": f"{'' if name in FIRST_SCREEN else ADVANCED}{_title(name)}", "position": position}
     kinds = titled.get("anyOf")
-    if name in FIRST_SCREEN and kinds and schema.get("default", ...) is None:
+    if kinds and schema.get("default", ...) is None:
         titled["anyOf"] = sorted(kinds, key=lambda kind: kind.get("type") == "null")
         del titled["default"]
     return titled

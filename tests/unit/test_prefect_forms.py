@@ -54,12 +54,20 @@ def test_the_first_screen_is_short_and_everything_else_is_advanced() -> None:
     assert (shown(chaos_drill)[0], shown(restore_drill)[:2]) == ("Seed", ["Run id", "Level"])
 
 
-def test_a_first_field_can_be_typed_into_at_once_and_may_be_left_empty() -> None:
+def test_a_field_can_be_typed_into_at_once_and_may_be_left_empty() -> None:
     """Of its tabs the one that takes a value comes first, and nothing is sent for it beforehand."""
     field = form(endurance)["properties"]["learning_rate"]
     assert [kind["title"] for kind in field["anyOf"]] == ["number", "not set"]
     assert "default" not in field
     assert form(endurance)["required"] == ["request"]
+    for field in form(finetune)["properties"].values():
+        assert (field.get("anyOf", [{}])[0].get("type") != "null", field.get("default", "none") is not None) == (True, True)
+
+
+def test_what_happens_to_an_empty_field_is_said() -> None:
+    """The form shows a docstring's words, which must not know less than the signature's."""
+    said = {name: field["description"] for name, field in form(finetune)["properties"].items()}
+    assert ("2e-5" in said["learning_rate"], "3" in said["epochs"]) == (True, True)
 
 
 def test_the_sections_of_a_request_are_folded() -> None:
