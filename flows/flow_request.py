@@ -133,6 +133,12 @@ def name_beside(name: str, run_id: str) -> str:
     return run_id if not name.strip() or made_up else f"{name} ({run_id})"
 
 
+def run_id_in(name: str) -> str:
+    """The run id in what `name_beside` made."""
+    found = re.search(r" \(([a-z0-9-]+)\)$", name)
+    return found.group(1) if found else name
+
+
 @lru_cache(maxsize=1)
 def _made_up_words() -> frozenset[str]:
     """The words that Prefect's names are made of."""

@@ -12,7 +12,7 @@ from flows.chaos_drill_flow import chaos_drill
 from flows.doctor_flow import doctor
 from flows.endurance_flow import endurance
 from flows.finetune_flow import finetune
-from flows.flow_request import FirstFields, name_beside, settled_request
+from flows.flow_request import FirstFields, name_beside, run_id_in, settled_request
 from flows.restore_drill_flow import restore_drill
 from flows.server.serve import DEPLOYMENTS_FILE, load_flow, read_deployments, to_deployment
 from mem_core.domain.errors import RequestError
@@ -165,3 +165,4 @@ def test_first_fields_win_over_the_request_and_overrides_over_both() -> None:
 )  # fmt: skip
 def test_a_run_name_that_somebody_typed_is_kept_beside_the_run_id(typed: str, name: str) -> None:
     assert name_beside(typed, "a") == name
+    assert run_id_in(name) == "a"
