@@ -1,7 +1,7 @@
 """The forms in Prefect's UI: what they ask first, what stands under "Advanced", and names for people.
 
-Only titles, descriptions, order and folding are made here; which values are taken stays as the flows' signatures say it. Two things are
-taken in addition, since a form has no other way to say "as usual": null in place of a whole section of a request (`without_unset`).
+Only titles, order and folding are made here; which values are taken stays as the flows' signatures say it. One is taken in addition,
+since a form has no other way to say "as usual": null in place of a whole section of a request (`without_unset`).
 """
 
 from collections.abc import Collection, Mapping
@@ -34,7 +34,11 @@ def form_of(parameters: ParameterSchema) -> ParameterSchema:
     """The parameters of a flow as its form shows them."""
     definitions = {name: _definition(name, schema) for name, schema in parameters.definitions.items()}
     names = sorted(parameters.properties, key=lambda name: _rank(name, parameters.properties[name].get("position", 0)))
-    properties = {name: _parameter(name, parameters.properties[name], position) for position, name in enumerate(names)}
+    others = ADVANCED if any(name in FIRST_SCREEN for name in names) else ""
+    properties = {
+        name: _parameter(name, parameters.properties[name], position, "" if name in FIRST_SCREEN else others)
+        for position, name in enumerate(names)
+    }
     return parameters.model_copy(update={"properties": properties, "definitions": definitions})
 
 
@@ -53,9 +57,9 @@ def _rank(name: str, position: int) -> tuple[int, int]:
     return (FIRST_SCREEN.index(name), 0) if name in FIRST_SCREEN else (len(FIRST_SCREEN), position)
 
 
-def _parameter(name: str, schema: Schema, position: int) -> Schema:
+def _parameter(name: str, schema: Schema, position: int, where: str) -> Schema:
     """A field that may be left empty can be typed into at once: of its kinds the empty one comes last, and is not chosen beforehand."""
-    titled = {**_named(schema), "title": f"{'' if name in FIRST_SCREEN else ADVANCED}{_title(name)}", "position": position}
+    titled = {**_named(schema), "title": f"{where}{_title(name)}", "position": position}
     kinds = titled.get("anyOf")
     if kinds and schema.get("default", ...) is None:
         titled["anyOf"] = sorted(kinds, key=lambda kind: kind.get("type") == "null")

@@ -52,6 +52,7 @@ def test_the_first_screen_is_short_and_everything_else_is_advanced() -> None:
     assert all(title.startswith("Advanced: ") for title in shown(endurance)[len(SHORT) :])
     assert [title for title in shown(finetune) if not title.startswith("Advanced: ")] == [*SHORT[:4], "Epochs", *SHORT[4:]]
     assert (shown(chaos_drill)[0], shown(restore_drill)[:2]) == ("Seed", ["Run id", "Level"])
+    assert shown(doctor) == ["Request", "Overrides"], "nothing is advanced where nothing comes first"
 
 
 def test_a_field_can_be_typed_into_at_once_and_may_be_left_empty() -> None:
