@@ -110,7 +110,13 @@ class MemFlow(Flow[P, R]):
 
     def _finished(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunResult | None:
         """Raises MemError: the parameters are wrong, or the run cannot go on with them."""
-        given = signature(self.fn).bind(*args, **kwargs)
+        own = {name: value for name, value in kwargs.items() if name != "wait_for"}  # Prefect's word, as return_state is
+        try:
+            given = signature(self.fn).bind(*args, **own)
+        except TypeError as exc:
+            raise RequestError(
+                f"the parameters of {self.name} do not fit: {exc}", remedy="See its signature, or its form in the UI."
+            ) from exc
         given.apply_defaults()
         return self._answer(self.validate_parameters(dict(given.arguments)))
 

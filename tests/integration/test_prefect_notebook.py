@@ -21,7 +21,7 @@ again = finetune(run_id="quickstart", model="preset:llama-nano", data=str(notes.
                  sequence_length=64, overrides={"device": "cpu", "training.segment_steps": 6, "training.warmup_steps": 6})
 (time.monotonic() - began_s, again == longer, again.status)
 """
-WRONG = (
+WRONG = AGAIN.replace("sequence_length=64", "sequence_length=32")
     'finetune(run_id="quickstart", model="preset:llama-nano", data=str(notes.absolute()), store=store, max_steps=99, sequence_length=32)'
 )
 
