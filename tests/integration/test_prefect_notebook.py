@@ -22,8 +22,6 @@ again = finetune(run_id="quickstart", model="preset:llama-nano", data=str(notes.
 (time.monotonic() - began_s, again == longer, again.status)
 """
 WRONG = AGAIN.replace("sequence_length=64", "sequence_length=32")
-    'finetune(run_id="quickstart", model="preset:llama-nano", data=str(notes.absolute()), store=store, max_steps=99, sequence_length=32)'
-)
 
 
 @pytest.fixture(scope="module")
