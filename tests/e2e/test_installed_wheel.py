@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -80,6 +81,13 @@ def test_what_is_imported_is_the_wheel(command: Command, programs: Path) -> None
     done = command("python", "-P", "-c", "import flows, tasks, mem_core; print(flows.__file__, tasks.__file__, mem_core.__file__)")
     assert done.returncode == 0, done.stderr
     assert all(str(programs.parent) in path for path in done.stdout.split())
+
+
+def test_the_runbook_comes_along_with_what_it_links_to(programs: Path) -> None:
+    shipped = programs.parent / "share/mem/deployments"
+    links = re.findall(r"\]\(([\w./-]+)\)", (shipped / "RUNBOOK.md").read_text())
+    assert "COMING_FROM_TRAINER.md" in links
+    assert [link for link in links if not (shipped / link).exists()] == []
 
 
 def test_every_verb_of_a_run_works(command: Command) -> None:
