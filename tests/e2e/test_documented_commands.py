@@ -226,7 +226,7 @@ def test_what_needs_a_server(tmp_path: Path, tmp_path_factory: pytest.TempPathFa
             assert site.wait_end(flow_run)["state_name"] == "Cancelled"
             proof = flow_run_of(shell.say("prefect deployment run restore-drill/restore-drill -p run_id=RUN", RUN="a"))
             assert site.wait_end(proof)["state_name"] == "Completed"
-        with shell.stays("mem serve", "Ctrl-C stops"):
+        with shell.stays("mem serve --allow-host mem.example.org", "Ctrl-C stops"):
             submit = next(command for command in of_kind("server") if "p 'overrides={\"training" in command)
             assert site.wait_end(flow_run_of(shell.say(submit)))["state_name"] == "Completed"
         assert shell.told == set(of_kind("server"))
