@@ -105,7 +105,8 @@ def run_verb(arguments: argparse.Namespace) -> int:
         case "serve":
             from flows.server.serve import DEPLOYMENTS_FILE, serve
 
-            return serve(Path(arguments.file) if arguments.file else DEPLOYMENTS_FILE, arguments.port, arguments.limit, arguments.hosts)
+            file = Path(arguments.file) if arguments.file else DEPLOYMENTS_FILE
+            return serve(file, arguments.port, arguments.limit, arguments.hosts, arguments.json)
         case _:
             return _inspect(arguments)
 

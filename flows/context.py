@@ -7,7 +7,7 @@ from typing import Any
 from prefect.context import FlowRunContext
 from prefect.logging import get_run_logger
 
-from flows.flow_request import settled_request
+from flows.flow_request import name_beside, settled_request
 from mem_core.core.run.fold import fold_state
 from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.errors import MemError, NoProgress, RequestError
@@ -44,29 +44,40 @@ def request_of_run(request: RuntimeRequest, overrides: dict[str, Any] | None, *,
 
 
 def flow_run_name() -> str:
-    """The run id as the name of the flow run; a request that is wrong keeps the parameter's own words."""
-    context = FlowRunContext.get()
-    parameters = (context.parameters if context is not None else None) or {}
-    request, overrides = parameters.get("request"), parameters.get("overrides")
-    if not isinstance(request, RuntimeRequest):
-        return "mem"
-    try:
-        return settled_request(request, overrides, deployed=False, start_unix_s=first_start_unix_s()).run_id
-    except MemError:
-        return request.run_id
+    """The run id, beside the name that somebody typed; of a request that is wrong the run id as it was given."""
+    return _beside_typed(_run_id(_parameters()))
 
 
 def finetune_run_name() -> str:
     """As for the endurance flow, from the plain parameter."""
-    context = FlowRunContext.get()
-    parameters = (context.parameters if context is not None else None) or {}
-    overridden = (parameters.get("overrides") or {}).get("run_id")
-    return str(overridden or parameters.get("run_id") or "mem")
+    parameters = _parameters()
+    return _beside_typed(str((parameters.get("overrides") or {}).get("run_id") or parameters.get("run_id") or "mem"))
 
 
 def doctor_run_name() -> str:
     """Told apart from the run that it examines for."""
-    return f"doctor-{flow_run_name()}"
+    return _beside_typed(f"doctor-{_run_id(_parameters())}")
+
+
+def _parameters() -> dict[str, Any]:
+    context = FlowRunContext.get()
+    return (context.parameters if context is not None else None) or {}
+
+
+def _run_id(parameters: dict[str, Any]) -> str:
+    request, overrides = parameters.get("request"), parameters.get("overrides") or {}
+    if not isinstance(request, RuntimeRequest):
+        return "mem"
+    first = {"run_id": parameters["run_id"]} if parameters.get("run_id") else {}
+    try:
+        return settled_request(request, {**first, **overrides}, deployed=False, start_unix_s=first_start_unix_s()).run_id
+    except MemError:
+        return str(first.get("run_id", request.run_id))
+
+
+def _beside_typed(run_id: str) -> str:
+    context = FlowRunContext.get()
+    return name_beside(context.flow_run.name if context is not None and context.flow_run is not None else "", run_id)
 
 
 def shown_in_prefect(order: RunOrder) -> RunOrder:

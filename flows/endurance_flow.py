@@ -1,11 +1,13 @@
 """The main job: doctor → prepare → policy → (train-segment → validate-checkpoint) × N → report."""
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 from prefect.states import Cancelled
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
+from flows.commands.finished import result_if_finished
 from flows.context import (
     ask_through_prefect,
     flow_run_name,
@@ -15,10 +17,12 @@ from flows.context import (
     shown_in_prefect,
     with_key_from_block,
 )
-from flows.mem_flow import OrderedStops, mem_flow
+from flows.flow_request import FirstFields, RunId
+from flows.mem_flow import mem_flow
+from mem_core.bootstrap import live_root
 from mem_core.core.recovery.actions import Train
 from mem_core.domain.errors import Interrupted
-from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.request import PositiveInt, RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.domain.segment import SegmentCompleted, SegmentInterrupted
 from mem_core.infrastructure.settings import Settings
@@ -36,20 +40,40 @@ from tasks.validate_checkpoint import validate_checkpoint
 OUTCOME: TypeAdapter[SegmentCompleted | SegmentInterrupted] = TypeAdapter(SegmentCompleted | SegmentInterrupted)
 
 
-@mem_flow(name="endurance", flow_run_name=flow_run_name, persist_result=False, validate_parameters=True)
+def finished_endurance(parameters: Mapping[str, Any]) -> RunResult | None:
+    """The result of a run that has already done what the parameters of `endurance` ask. Raises MemError: it cannot go on with them."""
+    overrides = {**FirstFields.among(parameters).overrides(), **parameters["overrides"]}
+    return finished_run(request_of_run(parameters["request"], overrides), parameters["allow_reshard"])
+
+
+@mem_flow(name="endurance", flow_run_name=flow_run_name, persist_result=False, validate_parameters=True, answer=finished_endurance)
 def endurance(
     request: RuntimeRequest,
     overrides: dict[str, Any] = {},  # noqa: B006 - never changed; the form shows it
     allow_reshard: bool = False,
+    *,
+    run_id: RunId | None = None,
+    model: Annotated[str, Field(min_length=1)] | None = None,
+    data: str | list[str] | None = None,
+    max_steps: PositiveInt | None = None,
+    global_batch_size: Annotated[int, Field(ge=1, le=1_048_576)] | None = None,
+    learning_rate: Annotated[float, Field(gt=0, le=10)] | None = None,
 ) -> Any:
     """Train until `training.max_steps`, surviving what may come; the same run_id again resumes.
 
     Args:
         request: Everything about the run. A request that is given replaces the deployment's own as a whole.
-        overrides: Single values by dotted name, such as {"training.max_steps": 200}; they win over the request.
+        overrides: Single values by dotted name, such as {"training.max_steps": 200}; they win over the request and the first fields.
         allow_reshard: Convert the newest checkpoint where the request asks for other ranks or another ZeRO stage.
+        run_id: Name of the run; the same name again resumes it. Like the other first fields it wins over the request, where it is set.
+        model: Folder or URL of a Hugging Face causal language model, or preset:NAME.
+        data: Files, globs or URLs with text or JSONL; stdlib: is Python's own library.
+        max_steps: Optimizer updates to reach.
+        global_batch_size: Sequences per update, over all ranks.
+        learning_rate: Peak learning rate.
     """
-    return drive_request(request_of_run(request, overrides), allow_reshard)
+    first = FirstFields(run_id, model, data, max_steps, global_batch_size, learning_rate)
+    return drive_request(request_of_run(request, {**first.overrides(), **overrides}), allow_reshard)
 
 
 def drive_request(request: RuntimeRequest, allow_reshard: bool = False, as_born: tuple[str, ...] = ()) -> Any:
@@ -67,8 +91,13 @@ def drive_request(request: RuntimeRequest, allow_reshard: bool = False, as_born:
     try:
         return run_to_end(shown_in_prefect(order))
     except Interrupted as exc:
-        OrderedStops.tell_in_one_line()
         return Cancelled(message=str(exc))
+
+
+def finished_run(request: RuntimeRequest, allow_reshard: bool = False, as_born: tuple[str, ...] = ()) -> RunResult | None:
+    """Its result from the journal, where nothing is left to do. Raises MemError: the run was born with other values."""
+    folder = live_root(request, Settings.from_environment()) / request.run_id
+    return result_if_finished(folder, request, allow_reshard, as_born)
 
 
 def run_to_end(order: RunOrder) -> RunResult:

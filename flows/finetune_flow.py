@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from flows.context import finetune_run_name, request_of_run
-from flows.endurance_flow import drive_request
+from flows.endurance_flow import drive_request, finished_run
 from flows.mem_flow import mem_flow
 from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.run import RunResult
 from mem_core.infrastructure.request.file import build_request
 
 Method = Literal["full", "lora"]
@@ -20,7 +21,14 @@ SEGMENT_STEPS = 100  # where steps are not known yet; evaluations have checkpoin
 STEPS, WARMUP = ("training.max_steps", "training.epochs"), ("training.warmup_steps", "training.warmup_ratio")
 
 
-@mem_flow(name="finetune", flow_run_name=finetune_run_name, persist_result=False, validate_parameters=True)
+def finished_fine_tuning(parameters: Mapping[str, Any]) -> RunResult | None:
+    """The result of a run that has already done what the parameters of `finetune` ask. Raises MemError: it cannot go on with them."""
+    overrides = parameters["overrides"]
+    asked = FineTuning(**{name: value for name, value in parameters.items() if name != "overrides"})
+    return finished_run(request_of_run(finetune_request(asked, overrides), overrides), as_born=derived_fields(overrides))
+
+
+@mem_flow(name="finetune", flow_run_name=finetune_run_name, persist_result=False, validate_parameters=True, answer=finished_fine_tuning)
 def finetune(
     run_id: Annotated[
         str, Field(title="Run id", description="Name of the run; the same name again resumes it.", pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")
@@ -51,19 +59,19 @@ def finetune(
     Args:
         run_id: Name of the run; the same name again resumes it.
         model: Folder or URL of a Hugging Face causal language model, or preset:NAME.
-        data: Files, globs or URLs with text or JSONL.
+        data: Files, globs or URLs with text or JSONL; stdlib: is Python's own library.
         store: Local folder or fsspec URL that holds run folders.
-        method: full or lora.
-        epochs: How often every row is seen.
+        method: full trains every weight; lora trains low-rank adapters.
+        epochs: How often every row is seen; 3 where max steps are not given either.
         max_steps: Optimizer updates, instead of epochs.
-        learning_rate: Peak learning rate.
+        learning_rate: Peak learning rate; where it is empty 2e-5 (full) or 1e-4 (lora).
         global_batch_size: Sequences per update.
         sequence_length: Tokens per sequence.
         text_field: JSONL field that holds the text.
-        messages_field: JSONL field with chat messages.
-        prompt_field: JSONL field with the prompt.
+        messages_field: JSONL field with chat messages; the assistant's words are trained.
+        prompt_field: JSONL field with the prompt, which is not trained on.
         completion_field: JSONL field with the completion.
-        evaluate_every_steps: Steps between two looks at held-out rows.
+        evaluate_every_steps: Look at held-out rows after every so many steps and keep the best checkpoint.
         patience: Evaluations without a lower loss after which training stops.
         overrides: Any other value of the request by dotted name, such as {"model.dtype": "bfloat16"}.
     """

@@ -1,9 +1,14 @@
 """From a flow's parameters to the request that is run: overrides, names by date, and what a deployment may not leave open."""
 
 import json
+import re
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from mem_core.domain.capabilities import refuse_unsupported
 from mem_core.domain.errors import RequestError
@@ -13,6 +18,43 @@ from mem_core.infrastructure.machine.store import is_remote
 from mem_core.infrastructure.request.file import apply_overrides, parse_request
 
 MAX_SUBMITTED_BYTES = 65_536
+RunId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
+# What the two UIs of Prefect fill in by themselves: a star, as in "rho33-kaldra", or a dish, as in "Tasty-Coq".
+_STARS = "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|pi|rho|sigma|tau|upsilon|phi|chi|psi|omega"
+_DISHES = (
+    "Awesome|Rustic|Small|Gorgeous|Fantastic|Sleek|Intelligent|Unbranded|Refined|Licensed|Generic|Practical|Ergonomic|Handcrafted|Tasty|"
+    "Handmade|Incredible"
+)
+_MADE_UP_IN_FORMS = re.compile(rf"^(({_STARS})\d*-[a-z-]+|({_DISHES})-[A-Z]\w*)$")
+
+
+@dataclass(frozen=True)
+class FirstFields:
+    """What a form asks first, beside the whole request; None where the request decides."""
+
+    run_id: str | None = None
+    model: str | None = None
+    data: str | Sequence[str] | None = None
+    max_steps: int | None = None
+    global_batch_size: int | None = None
+    learning_rate: float | None = None
+
+    @classmethod
+    def among(cls, parameters: Mapping[str, Any]) -> "FirstFields":
+        """Those of a flow's parameters."""
+        return cls(**{field.name: parameters.get(field.name) for field in fields(cls)})
+
+    def overrides(self) -> dict[str, Any]:
+        """The same by the dotted names of the request."""
+        named = {
+            "run_id": self.run_id,
+            "model.source": self.model,
+            "data.train": self.data,
+            "training.max_steps": self.max_steps,
+            "training.global_batch_size": self.global_batch_size,
+            "training.learning_rate": self.learning_rate,
+        }
+        return {name: value for name, value in named.items() if value is not None}
 
 
 def refuse_large(parameters: Mapping[str, Any]) -> None:
@@ -77,3 +119,29 @@ def refuse_relative_store(store: str) -> None:
             bound="an absolute path, ~/..., or a URL such as s3://bucket/prefix",
             remedy='Set store to such a place, for example with overrides {"store": "~/mem/runs"}.',
         )
+
+
+def name_beside(name: str, run_id: str) -> str:
+    """What a flow run is called: the name that somebody typed with the run id beside it, else the run id.
+
+    A retried flow run has such a name already. Where nobody typed one, Prefect and the forms of its UI make one up.
+    """
+    if name == run_id or name.endswith(f"({run_id})"):
+        return name
+    words = name.split("-")
+    made_up = (len(words) == 2 and _made_up_words().issuperset(words)) or _MADE_UP_IN_FORMS.match(name)
+    return run_id if not name.strip() or made_up else f"{name} ({run_id})"
+
+
+def run_id_in(name: str) -> str:
+    """The run id in what `name_beside` made."""
+    found = re.search(r" \(([a-z0-9-]+)\)$", name)
+    return found.group(1) if found else name
+
+
+@lru_cache(maxsize=1)
+def _made_up_words() -> frozenset[str]:
+    """The words that Prefect's names are made of."""
+    from coolname.data import config
+
+    return frozenset(word for entry in config.values() if isinstance(entry, dict) for word in entry.get("words", ()))

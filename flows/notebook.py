@@ -3,16 +3,19 @@
 import contextlib
 import html
 import logging
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from flows.commands.finished import complete_words
 from flows.prefect_view.curves import Curve, curve_svg
 from mem_core.domain.run import RunResult
 from mem_core.infrastructure.telemetry.metrics import read_metrics
 from mem_core.infrastructure.telemetry.notebook import result_html
-from mem_core.infrastructure.telemetry.progress import PreparingView, ProgressView, View, describe
+from mem_core.infrastructure.telemetry.progress import ProgressView, View, describe, fraction
 from tasks.running import DRIVEN, Surroundings
 
 REDRAW_S = 0.5
@@ -55,6 +58,7 @@ class NotebookProgress:
         self._loss = Curve()
         self._drawn_s = float("-inf")
         self._closed = False
+        self._word = "starting"
 
     def update(self, view: View) -> None:
         """Keep the view, redraw when it is time."""
@@ -75,6 +79,19 @@ class NotebookProgress:
             self._draw()
             self._closed = True
 
+    def ended(self, word: str, result: RunResult | None = None) -> None:
+        """Say how it ended in place of what was under way last. A run that completed has proven its last step."""
+        last = self._view if isinstance(self._view, ProgressView) else None
+        if result is not None and result.status == "completed":
+            steps = result.applied_steps
+            last = replace(
+                last or ProgressView(steps, steps, loss=result.loss_last), step=steps, total_steps=steps, phase=word, validated_step=steps
+            )
+        elif last is not None:
+            last = replace(last, phase=word)
+        self._view, self._word, self._closed = last, word, False
+        self.close()
+
     def _draw(self) -> None:
         if self._closed:
             return
@@ -90,25 +107,16 @@ class NotebookProgress:
     def html(self) -> str:
         """What the cell shows."""
         view = self._view
-        share = _share(view)
         bar = (
-            f'<div style="width:420px;height:10px;background:#8883;border-radius:5px"><div style="width:{share:.1%};height:10px;'
+            f'<div style="width:420px;height:10px;background:#8883;border-radius:5px"><div style="width:{fraction(view):.1%};height:10px;'
             'background:#2563b0;border-radius:5px"></div></div>'
+            if view is not None
+            else ""
         )
-        line = html.escape(describe(view).replace("  ", " · ")) if view is not None else "starting"
+        line = html.escape(describe(view).replace("  ", " · ")) if view is not None else self._word
         picture = curve_svg(self._loss, "Loss", "#2563b0") if len(self._loss.points) > 1 else ""
         notes = "".join(f'<div style="opacity:0.75">{html.escape(note)}</div>' for note in self._notes)
         return f'<div>{bar}<div style="font-family:monospace;margin:4px 0">{line}</div>{picture}{notes}</div>'
-
-
-def _share(view: View | None) -> float:
-    if isinstance(view, ProgressView):
-        done, total = view.step, view.total_steps
-    elif isinstance(view, PreparingView):
-        done, total = view.done_bytes, view.total_bytes
-    else:
-        return 0.0
-    return min(1.0, done / total) if total else 0.0
 
 
 def in_notebook() -> bool:
@@ -121,14 +129,32 @@ def in_notebook() -> bool:
     return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"
 
 
-@contextlib.contextmanager
-def live_progress() -> Iterator[None]:
-    """In a notebook, the flow called within the block shows its progress in the cell."""
-    if DRIVEN.has_surroundings or not in_notebook():
-        yield
+def say_complete(run_id: str) -> None:
+    """One line for a run that had nothing left to do: in the cell, or on standard error."""
+    if not in_notebook():
+        print(f"mem: {complete_words(run_id)}", file=sys.stderr)
         return
-    with DRIVEN.surrounded(Surroundings(NotebookProgress())), _quiet_prefect():
-        yield
+    from IPython.display import HTML, display
+
+    display(HTML(f"<div>{html.escape(complete_words(run_id))}</div>"))
+
+
+@contextlib.contextmanager
+def live_progress() -> Iterator[Callable[[Any], None]]:
+    """In a notebook, the flow called within the block shows its progress in the cell; what is yielded is told its final state."""
+    if DRIVEN.has_surroundings or not in_notebook():
+        yield lambda state: None
+        return
+    progress = NotebookProgress()
+    with DRIVEN.surrounded(Surroundings(progress)), _quiet_prefect():
+        yield lambda state: show_ending(progress, state)
+
+
+def show_ending(progress: NotebookProgress, state: Any) -> None:
+    """The last line of the cell, from the flow run's final state."""
+    result = state.result(_sync=True) if state.is_completed() else None
+    word = "completed" if state.is_completed() else "interrupted" if state.is_cancelled() else "failed"
+    progress.ended(word, result if isinstance(result, RunResult) else None)
 
 
 @contextlib.contextmanager

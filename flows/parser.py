@@ -131,4 +131,4 @@ def _serve_verb(verbs: "Verbs") -> None:
         dest="hosts",
         help="another name under which a tunnel or an ingress leads to the local server; may be given several times",
     )
-    verb.set_defaults(json=False)
+    verb.add_argument("--json", action="store_true", help="print one JSON object on standard output once runs can be submitted")

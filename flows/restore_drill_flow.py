@@ -14,7 +14,7 @@ from pydantic import Field
 
 from flows.commands.owned import run_to_end
 from flows.context import is_deployed
-from flows.flow_request import refuse_relative_store
+from flows.flow_request import RunId, refuse_relative_store
 from flows.mem_flow import mem_flow
 from mem_core.domain import errors
 from mem_core.domain.errors import InternalError, MemError, NoValidCheckpoint
@@ -28,7 +28,7 @@ PROBE = "flows.commands.restore_probe"
 
 @mem_flow(name="restore-drill", flow_run_name="drill-{run_id}", persist_result=False, validate_parameters=True)
 def restore_drill(
-    run_id: Annotated[str, Field(title="Run id", description="The run whose newest checkpoint is proven.")],
+    run_id: Annotated[RunId, Field(title="Run id", description="The run whose newest checkpoint is proven.")],
     store: Annotated[str, Field(description="Local folder that holds run folders.")] = "./runs",
     level: Annotated[
         Literal["integrity", "replay"],

@@ -6,27 +6,22 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from flows.commands.finished import complete_words, result_if_finished
 from flows.commands.output import print_result
 from flows.commands.report import run_status
 from flows.server.embedded import EmbeddedServer
 from flows.server.local_api import note_embedded
 from mem_core.bootstrap import examine_only, live_root, start_fork_server
 from mem_core.core.doctor.environment_doctor import error_of
-from mem_core.core.results.evaluations import EvaluationBook
-from mem_core.core.results.length import going_on_in_steps
-from mem_core.core.run.reconcile import reconcile
-from mem_core.core.run.record import read_record
 from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.errors import InternalError, Interrupted, MemError
 from mem_core.domain.events import AttemptStarted
 from mem_core.domain.request import RuntimeRequest, shown_request
 from mem_core.domain.run import RunResult
-from mem_core.infrastructure.machine.store import is_remote
 from mem_core.infrastructure.request.file import load_request
 from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.telemetry.progress import ProgressDisplay
 from mem_core.runtime.session.opening.stages import OpeningOptions
-from mem_core.runtime.session.results.export_service import is_wanted, standing_export
 from tasks.running import DRIVEN, Surroundings
 
 
@@ -40,7 +35,7 @@ def train(path: str, overrides: list[str], as_json: bool, allow_reshard: bool = 
     settings = Settings.from_environment()
     finished = result_if_finished(live_root(request, settings) / request.run_id, request, allow_reshard)
     if finished is not None:
-        print(f"mem: run {request.run_id} is complete; nothing is to be done. More steps or epochs go on with it.", file=sys.stderr)
+        print(f"mem: {complete_words(request.run_id)}", file=sys.stderr)
         print_result(finished, as_json)
         return 0
     report = examine_only(request, settings, allow_reshard=allow_reshard)
@@ -72,34 +67,6 @@ def train(path: str, overrides: list[str], as_json: bool, allow_reshard: bool = 
 def _say(error: MemError) -> int:
     print(f"mem: {error}", file=sys.stderr)
     return error.exit_code
-
-
-def result_if_finished(folder: Path, request: RuntimeRequest, allow_reshard: bool = False) -> RunResult | None:
-    """The result of a run that has already done what is asked, from its journal; None where something is left to do.
-
-    Raises:
-        RequestError: the run was born with other values. NoValidCheckpoint: its record is damaged.
-    """
-    record = read_record(folder)
-    if record is None or not os.path.isdir(folder / "journal"):
-        return None
-    request = going_on_in_steps(record.length, record.request, request)
-    reconcile(record.request, request, allow_reshard=allow_reshard)
-    result = run_status(folder)
-    if result.status != "completed" or not (result.applied_steps >= request.training.max_steps or _stays_stopped(folder, request)):
-        return None
-    if is_wanted(request) and standing_export(folder, result.applied_steps, result.weights_digest) is None:
-        return None  # every step is done, and the model folder that the run ends with is not there
-    if result.mirror is not None and result.mirror.behind and (is_remote(request.store) or request.checkpoint.mirror is not None):
-        return None  # every step is done, and its copy is not where it was asked to be
-    return result.model_copy(update={"device": record.device, "run_folder": str(folder.absolute())})
-
-
-def _stays_stopped(folder: Path, request: RuntimeRequest) -> bool:
-    """Whether a run that stopped early would stop there under this request's patience too."""
-    book = EvaluationBook(read_journal(folder / "journal"))
-    stopped = book.stopped_early
-    return stopped is not None and book.stop_due(stopped.step, request.evaluation.patience) is not None
 
 
 def _configure_client(url: str) -> None:

@@ -16,6 +16,7 @@ from prefect.events import emit_event
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Failed, Scheduled
 
+from flows.flow_request import run_id_in
 from mem_core.domain.errors import NoProgress
 
 MAX_RESTARTS = 3
@@ -90,7 +91,7 @@ def restart_or_give_up(flow_run_id: UUID) -> str:
             case GiveUp(last=last):
                 words = _given_up(last, flow_run_id)
                 client.set_flow_run_state(flow_run_id, Failed(message=words), force=True)
-                _tell(run.name, flow_run_id, words)
+                _tell(run_id_in(run.name), flow_run_id, words)
                 return f"flow run {run.name}: {words}"
 
 

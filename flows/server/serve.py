@@ -6,6 +6,7 @@ waits for the flows, which commit and end as Cancelled; a process worker kills i
 
 import asyncio
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -33,10 +34,11 @@ SCHEDULE_FIELDS = ("cron", "day_or", "interval", "anchor_date", "rrule", "timezo
 HEARTBEAT_S = "30"  # the shortest that Prefect allows; the automation that finds dead flows counts on it
 
 
-def serve(file: Path = DEPLOYMENTS_FILE, port: int = 4200, limit: int = 4, hosts: Sequence[str] = ()) -> int:
+def serve(file: Path = DEPLOYMENTS_FILE, port: int = 4200, limit: int = 4, hosts: Sequence[str] = (), as_json: bool = False) -> int:
     """Serve until SIGTERM or Ctrl-C. With PREFECT_API_URL set, that server is used and none is started.
 
-    `hosts`: names beside loopback's own under which a tunnel or an ingress leads here.
+    `hosts`: names beside loopback's own under which a tunnel or an ingress leads here. `as_json`: one object on standard output once
+    runs can be submitted, for a program that waits for that.
 
     Raises:
         RequestError: the file is missing or wrong. EnvironmentUnfit: the port is taken or the server does not start.
@@ -51,14 +53,14 @@ def serve(file: Path = DEPLOYMENTS_FILE, port: int = 4200, limit: int = 4, hosts
         if server is not None:
             server.wait_ready()
             server.keep_alive()
-        _serve(entries, settings.prefect_api_url or (server.url if server is not None else ""), limit)
+        _serve(entries, settings.prefect_api_url or (server.url if server is not None else ""), limit, as_json)
     finally:
         if server is not None:
             server.close()
     return 0
 
 
-def _serve(entries: list[dict[str, Any]], api_url: str, limit: int) -> None:
+def _serve(entries: list[dict[str, Any]], api_url: str, limit: int, as_json: bool) -> None:
     os.environ.update(PREFECT_API_URL=api_url, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE="false")
     os.environ["PYTHONSAFEPATH"] = "1"  # flow runs import MEM, not a folder named `flows` where this was started
     os.environ.setdefault("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", HEARTBEAT_S)
@@ -81,6 +83,8 @@ def _serve(entries: list[dict[str, Any]], api_url: str, limit: int) -> None:
         if "left out" in line:
             _say(f"automation {line}")
     print(_greeting(entries, api_url.removesuffix("/api")), file=sys.stderr, flush=True)
+    if as_json:
+        print(json.dumps(serving(entries, api_url)), flush=True)
     try:
         with contextlib.suppress(KeyboardInterrupt, TerminationSignal):
             asyncio.run(runner.start())
@@ -122,6 +126,11 @@ def _leave_folder_that_hides(elsewhere: Path) -> None:
         elsewhere.mkdir(parents=True, exist_ok=True)
         os.chdir(elsewhere)
         _say(f"{here} has its own {', '.join(names)}, which would hide MEM's: runs work in {elsewhere}; give them absolute paths")
+
+
+def serving(entries: list[dict[str, Any]], api_url: str) -> dict[str, Any]:
+    """The same for programs: where the server is, which deployments it has."""
+    return {"url": api_url.removesuffix("/api"), "api_url": api_url, "deployments": [name_of(entry) for entry in entries]}
 
 
 def _greeting(entries: list[dict[str, Any]], url: str) -> str:
@@ -172,8 +181,8 @@ def to_deployment(entry: dict[str, Any]) -> "RunnerDeployment":
     from prefect.client.schemas.objects import ConcurrencyLimitConfig
     from prefect.types.entrypoint import EntrypointType
 
-    limit = entry.get("concurrency_limit")
-    return load_flow(entry["entrypoint"]).to_deployment(
+    limit, flow = entry.get("concurrency_limit"), load_flow(entry["entrypoint"])
+    deployment = flow.to_deployment(
         entry["name"],
         description=entry.get("description"),
         tags=entry.get("tags"),
@@ -184,6 +193,8 @@ def to_deployment(entry: dict[str, Any]) -> "RunnerDeployment":
         enforce_parameter_schema=entry.get("enforce_parameter_schema", True),
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
+    deployment._parameter_openapi_schema = flow.parameters  # Prefect makes it anew from the function, without the form for people
+    return deployment
 
 
 def to_schedules(entry: dict[str, Any]) -> "list[DeploymentScheduleCreate]":

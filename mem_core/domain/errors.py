@@ -14,6 +14,7 @@ MemError
 └── PolicyRefused       80  the policy engine said no
 """
 
+import traceback
 from typing import ClassVar
 
 from mem_core.domain.printable import printable
@@ -52,6 +53,17 @@ class MemError(Exception):
         bound = f"; allowed: {self.bound}" if self.bound else ""
         return f"{where}{self.problem}{got}{bound}. {self.remedy}"
 
+    def lines(self) -> list[str]:
+        """The same in three lines at most: the kind with what is wrong, what is allowed, the way out."""
+        where = f"{self.field}: " if self.field else ""
+        got = f" (got {self.value})" if self.value is not None else ""
+        more = [f"  allowed: {self.bound}" if self.bound else "", f"  {self.remedy}" if self.remedy else ""]
+        return [f"{type(self).__name__}: {where}{self.problem}{got}", *(line for line in more if line)]
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in place of a traceback: none of MEM's or Prefect's frames says anything about what was asked."""
+        return self.lines()
+
     def __reduce__(self) -> tuple[object, ...]:
         keywords = {"remedy": self.remedy, "field": self.field, "value": self.value, "bound": self.bound}
         return (_rebuild, (type(self), self.problem, keywords))
@@ -83,6 +95,10 @@ class InternalError(MemError):
     """A bug of ours."""
 
     exit_code = 70
+
+    def _render_traceback_(self) -> list[str]:
+        """A bug is found by its traceback."""
+        return "".join(traceback.format_exception(self)).splitlines()
 
 
 class StoreUnavailable(MemError):

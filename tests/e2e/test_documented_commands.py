@@ -201,7 +201,11 @@ def test_what_needs_a_server(tmp_path: Path, tmp_path_factory: pytest.TempPathFa
         shell = Shell(tmp_path, site)
         shell.say("prefect work-pool create mem-process --type process")
         shell.say("prefect --no-prompt deploy --all --prefect-file deployments/prefect.yaml")
-        assert "created" in shell.say("python -m flows.automations deployments/automations.yaml")
+        made = site.get("/deployments/name/endurance/endurance")["parameter_openapi_schema"]
+        said = shell.say("python -m flows.automations deployments/automations.yaml")
+        assert ("created" in said, "endurance/endurance: its form is up to date" in said) == (True, True)
+        form = site.get("/deployments/name/endurance/endurance")["parameter_openapi_schema"]
+        assert (made["properties"]["run_id"]["title"], form["properties"]["run_id"]["title"]) == ("run_id", "Run id")
         shell.say("prefect config set PREFECT_SERVER_EVENTS_RETENTION_PERIOD=3d")
         with shell.stays("prefect worker start --pool mem-process", "started!"):
             submit_a = next(command for command in of_kind("server") if '"run_id": "a"' in command)
@@ -222,7 +226,7 @@ def test_what_needs_a_server(tmp_path: Path, tmp_path_factory: pytest.TempPathFa
             assert site.wait_end(flow_run)["state_name"] == "Cancelled"
             proof = flow_run_of(shell.say("prefect deployment run restore-drill/restore-drill -p run_id=RUN", RUN="a"))
             assert site.wait_end(proof)["state_name"] == "Completed"
-        with shell.stays("mem serve", "Ctrl-C stops"):
+        with shell.stays("mem serve --allow-host mem.example.org", "Ctrl-C stops"):
             submit = next(command for command in of_kind("server") if "p 'overrides={\"training" in command)
             assert site.wait_end(flow_run_of(shell.say(submit)))["state_name"] == "Completed"
         assert shell.told == set(of_kind("server"))

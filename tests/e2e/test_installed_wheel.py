@@ -83,6 +83,13 @@ def test_what_is_imported_is_the_wheel(command: Command, programs: Path) -> None
     assert all(str(programs.parent) in path for path in done.stdout.split())
 
 
+def test_the_runbook_comes_along_with_what_it_links_to(programs: Path) -> None:
+    shipped = programs.parent / "share/mem/deployments"
+    links = re.findall(r"\]\(([\w./-]+)\)", (shipped / "RUNBOOK.md").read_text())
+    assert "COMING_FROM_TRAINER.md" in links
+    assert [link for link in links if not (shipped / link).exists()] == []
+
+
 def test_every_verb_of_a_run_works(command: Command) -> None:
     trained = command("mem", "train", "request.yaml", "--json")
     assert trained.returncode == 0, trained.stderr[-3_000:]
@@ -98,16 +105,16 @@ def test_every_verb_of_a_run_works(command: Command) -> None:
 @pytest.fixture
 def served(programs: Path, folder: Path, environ: dict[str, str]) -> Iterator[str]:
     """`mem serve` on a port of its own; the address of its API."""
-    log = folder / "serve.log"
-    with log.open("w") as out:
-        process = subprocess.Popen([programs / "mem", "serve", "--port", "0"], cwd=folder, env=environ, stderr=out, stdout=out)
+    log, answer = folder / "serve.log", folder / "serve.json"
+    with log.open("w") as out, answer.open("w") as told:
+        process = subprocess.Popen([programs / "mem", "serve", "--port", "0", "--json"], cwd=folder, env=environ, stderr=out, stdout=told)
     try:
         end = time.monotonic() + 240
-        while not (found := re.search(r"serving at (http://\S+)", log.read_text())):
+        while not answer.read_text().endswith("\n"):
             assert process.poll() is None, log.read_text()[-3_000:]
             assert time.monotonic() < end, log.read_text()[-3_000:]
             time.sleep(0.5)
-        yield f"{found.group(1)}/api"
+        yield json.loads(answer.read_text())["api_url"]
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)

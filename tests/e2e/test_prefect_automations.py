@@ -53,6 +53,7 @@ def test_the_end_of_a_run_is_told_to_a_person(site: Site, webhook: tuple[str, li
         done = subprocess.run([sys.executable, *command], env=site.environment, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
     assert "mem-notify: created" in done.stdout
+    assert "endurance/endurance: its form is up to date" in done.stdout
     event = {
         "id": str(uuid.uuid4()),
         "occurred": datetime.datetime.now(datetime.UTC).isoformat(),

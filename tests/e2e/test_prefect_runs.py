@@ -41,8 +41,10 @@ def test_a_run_submitted_from_a_clean_shell_trains_and_shows_itself(site: Site) 
     wait_for(lambda: len(site.events("mem.run.finished", "shell")) == 1, "event of the end", 20)
     assert sorted(event["payload"]["step"] for event in site.events("mem.checkpoint.validated", "shell")) == [50, 100]
 
-    again = site.wait_end(site.train("shell", **{"training.max_steps": 100}))
-    assert again["state_name"] == "Completed"
+    sections = {"store": str(site.store), "run_id": "another", "device": "cpu", "training": {"segment_steps": 50}, "model": None}
+    form = site.fill_form("endurance/endurance", "Once more", run_id="shell", max_steps=100, request=sections)
+    again = site.wait_end(form)
+    assert (again["state_name"], again["name"]) == ("Completed", "Once more (shell)"), again["state"]["message"]
     assert not [task for task in site.task_runs(again["id"]) if task["name"].startswith("steps")], "a finished run trained again"
 
 
@@ -59,6 +61,9 @@ def test_what_prefect_can_check_is_refused_at_submission(site: Site) -> None:
     done = site.prefect("deployment", "run", "endurance/endurance", "-p", f"request={json.dumps(request)}")
     assert done.returncode == 1
     assert "max_steps" in done.stdout + done.stderr
+    for wrong, words in (("learning_rate=99", "99 is greater than the maximum of 10"), ('run_id="Bad Name!"', "does not match")):
+        done = site.prefect("deployment", "run", "endurance/endurance", "-p", wrong)
+        assert (done.returncode, words in " ".join((done.stdout + done.stderr).split())) == (1, True), done.stderr
 
 
 def test_a_cancelled_run_is_gone_in_time_held_meanwhile_and_goes_on_later(site: Site) -> None:

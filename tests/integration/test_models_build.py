@@ -9,7 +9,15 @@ import torch
 
 from mem_core.domain.errors import InternalError, RequestError
 from mem_core.domain.request import ModelSection
-from mem_core.runtime.models.build import build_model, clean_name, load_tokenizer, parameter_names, save_pretrained_folder
+from mem_core.runtime.models.build import (
+    build_model,
+    clean_name,
+    load_tokenizer,
+    parameter_names,
+    recompute_activations,
+    recomputes_activations,
+    save_pretrained_folder,
+)
 from mem_core.runtime.models.facts import describe_model
 from mem_core.runtime.models.numbers import added_losses
 
@@ -61,10 +69,31 @@ def test_models_are_ready_to_train() -> None:
 
 def test_activation_checkpointing_changes_no_bit_of_the_gradient() -> None:
     plain, saving = build(), build(checkpointing=True)
-    assert saving.is_activation_checkpointing
+    assert (recomputes_activations(plain), recomputes_activations(saving)) == (False, True)
     for model in (plain, saving):
         loss_of(model).backward()
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), saving.parameters(), strict=True))
+
+
+def test_recomputing_is_switched_under_the_name_that_a_release_has_for_it() -> None:
+    """Up to 5.18 at least transformers called it gradient checkpointing; the newer words come first, since the older ones warn."""
+
+    class Older:
+        is_gradient_checkpointing = False
+
+        def gradient_checkpointing_enable(self) -> None:
+            self.is_gradient_checkpointing = True
+
+        def gradient_checkpointing_disable(self) -> None:
+            self.is_gradient_checkpointing = False
+
+    for module in (Older(), build()):
+        states = []
+        for wanted in (True, False):
+            recompute_activations(module, wanted)
+            states.append(recomputes_activations(module))
+        assert states == [True, False]
+    assert not recomputes_activations(object())
 
 
 def test_wrapper_prefixes_are_removed() -> None:

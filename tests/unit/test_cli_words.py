@@ -1,15 +1,17 @@
 """`mem`'s command line: verbs and their arguments, RUN as id or folder, errors for people and for machines."""
 
+import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from flows.cli import build_parser
+from flows.commands.finished import result_if_finished
 from flows.commands.output import print_result, report_error, run_folder
-from flows.commands.train import result_if_finished
 from mem_core.domain.errors import Interrupted, RequestError
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
@@ -39,6 +41,22 @@ MEM = Path(sys.executable).with_name("mem")
 )
 def test_the_verbs_of_the_design_are_there(words: str) -> None:
     assert build_parser().parse_args(words.split()).verb == words.split()[0]
+
+
+def parsers(parser: argparse.ArgumentParser, name: str = "mem") -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Every verb that does something, under its whole name."""
+    inner = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not inner:
+        yield name, parser
+    for action in inner:
+        for word, below in action.choices.items():
+            yield from parsers(below, f"{name} {word}")
+
+
+def test_every_verb_speaks_to_programs() -> None:
+    """But the one whose output is a script for a shell."""
+    silent = [name for name, parser in parsers(build_parser()) if "--json" not in parser.format_help()]
+    assert silent == ["mem completion"]
 
 
 @pytest.mark.parametrize("words", ["", "trian request.yaml", "train", "status", "checkpoints", "stop run --wait soon"])

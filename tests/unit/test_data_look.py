@@ -182,6 +182,10 @@ def test_a_folders_own_tokenizer_is_tried_in_a_process_of_its_own(tmp_path: Path
     found = {finding.check: finding for finding in data_findings(numbers)}
     assert found["data.loss"].severity == "notice"
     assert "the loss covers the assistant's words and end-of-turn tokens: " in found["data.loss"].observed
+    whole = look(str(folder), train=[chat], messages_field="messages", assistant_only=False, validation=None)
+    (loss,) = [finding for finding in data_findings(whole) if finding.check == "data.loss"]
+    assert (loss.severity, loss.observed.startswith("the loss covers whole conversations")) == ("warning", True)
+    assert "data.assistant_only" in loss.remedy
     small = failure(look(str(folder), vocab_size=300, train=[chat], messages_field="messages"))
     assert small is not None
     assert (small.exit_code, "the model has 300 embeddings" in small.observed) == (64, True)

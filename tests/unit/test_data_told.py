@@ -7,8 +7,12 @@ from mem_core.core.run.run_report import load_report_data
 from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.events import DataPrepared
 from mem_core.domain.request import DataSection
+from mem_core.domain.run import DataSummary
 from mem_core.infrastructure.telemetry.report import render_report
+from mem_core.runtime.data.encoding.notices import coverage
+from mem_core.runtime.data.encoding.sequences import RowForm
 from mem_core.runtime.data.encoding.tokenize_process import prepare_here
+from mem_core.runtime.data.serving.shards import TokenIndex
 from mem_core.runtime.data.values import PreparedData, PrepareJob
 
 
@@ -46,3 +50,17 @@ def test_a_journal_of_an_older_version_has_no_such_part(tmp_path: Path) -> None:
     state.start_attempt(None)
     state.release()
     assert "<h2>Data</h2>" not in render_report(load_report_data(tmp_path / "run"))
+
+
+def test_a_loss_over_whole_conversations_is_a_warning_in_the_report_too(tmp_path: Path) -> None:
+    data = DataSection(train=("chats.jsonl",), messages_field="messages", assistant_only=False)
+    index = TokenIndex(
+        dtype="uint16", shard_tokens=(10,), has_mask=False, num_rows=1, num_tokens=10, trained_tokens=9, longest_tokens=10, max_token_id=1
+    )
+    (remark,) = coverage(data, RowForm(masked=False), index, rules=3)
+    assert (remark.severity, remark.check) == ("warning", "data.loss")
+    state = StateManager.acquire(tmp_path, "run")
+    state.start_attempt(None)
+    state.emit(DataPrepared(data=DataSummary(notes=(remark.text,))))
+    state.release()
+    assert "the loss covers whole conversations" in render_report(load_report_data(tmp_path / "run"))

@@ -65,11 +65,27 @@ def test_a_pod_has_shared_memory_scratch_and_time_to_commit() -> None:
 
 
 def test_the_image_is_made_of_what_is_in_the_repository() -> None:
-    """Docker is not at hand; but what it copies is there, and what it runs is how MEM is installed."""
+    """Docker is not at hand; but what it copies is there, what it runs is how MEM is installed, and no environment is sent along."""
     root = FOLDER.parents[1]
     lines = [line for line in (FOLDER / "Dockerfile").read_text().splitlines() if line and not line.startswith("#")]
     copied = [line.split()[1] for line in lines if line.startswith("COPY ") and "--from" not in line]
     assert copied == [".", "constraints.txt"]
     assert all((root / name).exists() for name in copied)
-    assert lines[-1] == 'ENTRYPOINT ["mem"]'
     assert [line.split()[0] for line in lines].count("FROM") == 2
+    assert {".venv*", ".git"} <= set((FOLDER / "Dockerfile.dockerignore").read_text().split())
+
+
+def test_a_workers_command_is_run_as_it_is() -> None:
+    """Docker and Kubernetes put it behind an image's entrypoint: `mem prefect flow-run execute` is no command."""
+    lines = (FOLDER / "Dockerfile").read_text().splitlines()
+    assert [line for line in lines if line.startswith(("ENTRYPOINT", "CMD"))] == ['CMD ["mem", "--help"]']
+    job = template_of("kubernetes_gpu.json")["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]["containers"][0]
+    assert (job["args"], "command" in job) == ("{{ command }}", False)
+    assert template_of("docker_gpu.json")["job_configuration"]["command"] == "{{ command }}"
+
+
+def test_a_pod_holds_no_field_of_the_job_around_it() -> None:
+    """Kubernetes refuses or drops what it does not know where it stands."""
+    spec = template_of("kubernetes_gpu.json")["job_configuration"]["job_manifest"]["spec"]
+    assert {"completions", "parallelism", "backoffLimit"} <= set(spec)
+    assert {"completions", "parallelism", "backoffLimit", "ttlSecondsAfterFinished"} & set(spec["template"]["spec"]) == set()

@@ -18,7 +18,7 @@ from flows.commands.owned import run_to_end
 from flows.server.pauses import pause_while_away, paused_by_people
 from flows.server.restarts import MAX_RESTARTS, GiveUp, LeaveAlone, Restart, judge
 from flows.server.schedules import merge_schedules
-from flows.server.serve import load_flow, read_deployments, to_schedules
+from flows.server.serve import DEPLOYMENTS_FILE, load_flow, read_deployments, serving, to_schedules
 from mem_core.domain.errors import RequestError
 
 START = datetime.datetime(2026, 11, 30, 12, 0, tzinfo=datetime.UTC)
@@ -174,3 +174,9 @@ def test_pauses_that_an_older_version_left_are_nobodys() -> None:
     server.pause_deployment("a/a")
     server.pause_deployment("b/b")
     assert server.served(NAMES) == ()
+
+
+def test_a_program_is_told_where_runs_can_be_submitted() -> None:
+    told = serving(read_deployments(DEPLOYMENTS_FILE), "http://127.0.0.1:4200/api")
+    assert (told["url"], told["api_url"]) == ("http://127.0.0.1:4200", "http://127.0.0.1:4200/api")
+    assert {"endurance/endurance", "finetune/finetune", "chaos-drill/chaos-drill"} <= set(told["deployments"])

@@ -1,13 +1,15 @@
 """What the run is made of: versions, DeepSpeed's ops and their locks, raw DeepSpeed keys, leftovers in the environment."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple, cast
 
 from mem_core.core.doctor.memory import Device
 from mem_core.domain.environment import EngineObservation, Finding, MachineObservations
 from mem_core.domain.request import RuntimeRequest
 
-TESTED_VERSIONS = {"torch": "2.13.", "deepspeed": "0.19."}
+TESTED_VERSIONS = {"torch": "2.13.", "deepspeed": "0.19.", "transformers": "5.24.", "prefect": "3.9."}
+"""The releases of constraints.txt, which every test runs with; what else `pyproject.toml` allows is tried at its ends alone."""
+_ENGINE = ("torch", "deepspeed")
 
 
 class KeyRule(NamedTuple):
@@ -46,7 +48,7 @@ KEY_RULES = (
 
 def version_findings(seen: MachineObservations) -> tuple[Finding, ...]:
     """The stack, and whether it is the one that MEM was tested with."""
-    missing = [name for name in TESTED_VERSIONS if not seen.versions.get(name)]
+    missing = [name for name in _ENGINE if not seen.versions.get(name)]
     if missing:
         return (
             Finding(
@@ -58,19 +60,26 @@ def version_findings(seen: MachineObservations) -> tuple[Finding, ...]:
                 exit_code=69,
             ),
         )
-    listed = ", ".join(f"{name} {version}" for name, version in sorted(seen.versions.items()))
-    other = [name for name, tested in TESTED_VERSIONS.items() if not seen.versions[name].startswith(tested)]
+    other = [name for name, tested in TESTED_VERSIONS.items() if seen.versions.get(name) and not seen.versions[name].startswith(tested)]
+    listed = ", ".join(f"{name} {version}{_tested_words(name, other)}" for name, version in sorted(seen.versions.items()))
     if not other:
         return (Finding(check="versions", severity="ok", observed=listed),)
     return (
         Finding(
             check="versions",
-            severity="warning",
+            severity="warning" if set(other) & set(_ENGINE) else "notice",
             observed=listed,
             needed=", ".join(f"{name} {TESTED_VERSIONS[name]}x" for name in other),
-            remedy="MEM relies on measured behaviour of these versions; run its tests before you trust others.",
+            remedy="MEM relies on measured behaviour of these versions, and digests are promised per version; run its tests before "
+            "you trust others.",
         ),
     )
+
+
+def _tested_words(name: str, other: Collection[str]) -> str:
+    if name not in TESTED_VERSIONS:
+        return ""
+    return " (not tested)" if name in other else " (tested)"
 
 
 def build_findings(request: RuntimeRequest, seen: MachineObservations, device: Device) -> tuple[Finding, ...]:

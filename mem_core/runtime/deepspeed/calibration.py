@@ -25,6 +25,7 @@ from mem_core.infrastructure.machine.process_ties import die_with_parent, first_
 from mem_core.runtime.data.serving.collate import Batch
 from mem_core.runtime.deepspeed.objective import Objective
 from mem_core.runtime.deepspeed.trainable import Trainable
+from mem_core.runtime.models.build import recompute_activations, recomputes_activations
 from mem_core.runtime.ranks.worker.device import LocalDevice
 
 LIMIT_S = 10.0
@@ -80,7 +81,7 @@ def measure_in_place(
     module: Any, one_pass: Pass, sizes: list[MicroBatch], free_bytes: float, device: LocalDevice, *, recompute: bool
 ) -> list[PeakSample]:
     """Measure on the device; an allocation that fails ends the measurement. The model is left as it was."""
-    before = bool(getattr(module, "is_activation_checkpointing", False))
+    before = recomputes_activations(module)
     with torch.random.fork_rng(devices=[device.torch_device]):
         _switch(module, recompute)
         try:
@@ -92,9 +93,9 @@ def measure_in_place(
 
 def _switch(module: Any, recompute: bool) -> None:
     if recompute:
-        module.activation_checkpointing_enable()
-    elif getattr(module, "is_activation_checkpointing", False):
-        module.activation_checkpointing_disable()
+        recompute_activations(module)
+    elif recomputes_activations(module):
+        recompute_activations(module, wanted=False)
 
 
 class _HostMeter:

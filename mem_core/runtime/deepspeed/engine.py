@@ -21,6 +21,7 @@ from mem_core.runtime.deepspeed.engine_config import is_universal
 from mem_core.runtime.deepspeed.objective import ModelOutput
 from mem_core.runtime.deepspeed.snapshot import CollectingCheckpointEngine
 from mem_core.runtime.deepspeed.trainable import BASE_KEY, EVERY_PARAMETER, Trainable, refuse_other_base, weights_digest
+from mem_core.runtime.models.build import recompute_activations
 from mem_core.runtime.ranks.place import RankPlace
 
 _FLOOR_WORDS = "loss scale already at minimum"  # DeepSpeed raises a bare Exception; its wording is all that tells
@@ -179,11 +180,7 @@ class Engine:
         """Recompute activations in the backward pass from the next forward on, or keep them: the same numbers up to rounding."""
         if wanted == self._checkpointing:
             return
-        module = self.raw.module
-        if wanted:
-            module.activation_checkpointing_enable()
-        else:
-            module.activation_checkpointing_disable()
+        recompute_activations(self.raw.module, wanted)
         self._checkpointing = wanted
 
     def trained_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:

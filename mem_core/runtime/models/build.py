@@ -257,8 +257,20 @@ def _ready(module: Any, dtype: str, activation_checkpointing: bool) -> "torch.nn
                 bound="off",
                 remedy="Set model.activation_checkpointing to off",
             )
-        module.activation_checkpointing_enable()
+        recompute_activations(module)
     return module.train()
+
+
+def recompute_activations(module: Any, wanted: bool = True) -> None:
+    """Recompute activations in the backward pass from now on, or keep them. Older releases of transformers call it by another name."""
+    words = "activation" if hasattr(module, "activation_checkpointing_enable") else "gradient"
+    getattr(module, f"{words}_checkpointing_{'enable' if wanted else 'disable'}")()
+
+
+def recomputes_activations(module: Any) -> bool:
+    """Whether it does; False for a module that cannot."""
+    newer = getattr(module, "is_activation_checkpointing", None)
+    return bool(getattr(module, "is_gradient_checkpointing", False) if newer is None else newer)
 
 
 def _check_state(expected: Mapping[str, tuple[int, ...]], state: Mapping[str, "torch.Tensor"]) -> None:

@@ -35,6 +35,12 @@ CHAT_LOSS = DataRemark(
     remedy="Put {% generation %} and {% endgeneration %} around them in chat_template.jinja, or use data.prompt_field and "
     "data.completion_field.",
 )
+WHOLE_CHATS = DataRemark(
+    check="data.loss",
+    severity="warning",
+    text="the loss covers whole conversations: what people ask is learned as much as what is answered",
+    remedy="Set data.assistant_only to true to train on the assistant's words and end-of-turn tokens alone.",
+)
 NONE_HELD_OUT = DataRemark(
     check="data.validation",
     severity="notice",
@@ -57,13 +63,14 @@ def coverage(data: DataSection, form: RowForm, index: TokenIndex, rules: int) ->
     """What the loss of rows with answers covers, and whether documents see each other. Runs of earlier rules had other words for it."""
     if rules < 3 or not (data.prompt_field or data.messages_field) or not index.num_tokens:
         return ()
-    if not form.masked:
-        text = "the loss covers prompts and completions" if data.prompt_field else "the loss covers whole conversations"
-    else:
-        what = "the assistant's words and end-of-turn tokens" if data.messages_field else "the completions"
-        text = f"the loss covers {what}: {index.trained_tokens / index.num_tokens:.0%} of the tokens"
     apart = "; documents that share a row do not see each other" if form.apart else ""
-    return (DataRemark(check="data.loss", severity="notice", text=text + apart),)
+    if not form.masked and data.messages_field:
+        return (WHOLE_CHATS.model_copy(update={"text": WHOLE_CHATS.text + apart}),)
+    what = "prompts and completions"
+    if form.masked:
+        answers = "the assistant's words and end-of-turn tokens" if data.messages_field else "the completions"
+        what = f"{answers}: {index.trained_tokens / index.num_tokens:.0%} of the tokens"
+    return (DataRemark(check="data.loss", severity="notice", text=f"the loss covers {what}{apart}"),)
 
 
 def notices(dropped: Mapping[str, int], remarks: Mapping[str, int], bad_rows: Sequence[str], num_bad_rows: int) -> list[DataRemark]:
