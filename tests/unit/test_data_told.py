@@ -7,7 +7,7 @@ from mem_core.core.run.run_report import load_report_data
 from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.events import DataPrepared
 from mem_core.domain.request import DataSection
-from mem_core.infrastructure.telemetry.report import render_report
+from mem_core.infrastructure.telemetry.report_page.page import render_report
 from mem_core.runtime.data.encoding.tokenize_process import prepare_here
 from mem_core.runtime.data.values import PreparedData, PrepareJob
 

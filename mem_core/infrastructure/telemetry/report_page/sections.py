@@ -10,8 +10,8 @@ from mem_core.domain.run import FaultRecord
 from mem_core.domain.units import format_bytes, format_seconds
 from mem_core.infrastructure.telemetry.html import Cell, Html, chip, counted, details, element, escape, join, section, table
 from mem_core.infrastructure.telemetry.metrics import figures_of
-from mem_core.infrastructure.telemetry.report_data import CheckpointRow, ReportData
-from mem_core.infrastructure.telemetry.report_summary import shown_time
+from mem_core.infrastructure.telemetry.report_page.data import CheckpointRow, ReportData
+from mem_core.infrastructure.telemetry.report_page.summary import shown_time
 
 _SEVERITY_TONES = {"ok": "good", "notice": "plain", "warning": "warn", "failure": "bad"}
 _MAX_TEXT = 600

@@ -3,9 +3,9 @@
 from mem_core.domain.units import format_seconds
 from mem_core.infrastructure.telemetry.charts import draw
 from mem_core.infrastructure.telemetry.html import Html, counted, element, join, section
-from mem_core.infrastructure.telemetry.report_charts import all_charts, non_finite_steps
-from mem_core.infrastructure.telemetry.report_data import ReportData
-from mem_core.infrastructure.telemetry.report_sections import (
+from mem_core.infrastructure.telemetry.report_page.curves import all_charts, non_finite_steps
+from mem_core.infrastructure.telemetry.report_page.data import ReportData
+from mem_core.infrastructure.telemetry.report_page.sections import (
     checkpoints_section,
     data_section,
     environment_section,
@@ -17,8 +17,8 @@ from mem_core.infrastructure.telemetry.report_sections import (
     problems_section,
     request_section,
 )
-from mem_core.infrastructure.telemetry.report_style import CSS
-from mem_core.infrastructure.telemetry.report_summary import goodput_bar, headline, key_numbers, shown_time, status_chip
+from mem_core.infrastructure.telemetry.report_page.style import CSS
+from mem_core.infrastructure.telemetry.report_page.summary import goodput_bar, headline, key_numbers, shown_time, status_chip
 
 REPORT_NAME = "report.html"
 

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from mem_core.infrastructure.telemetry.charts import Chart, Series, describe
 from mem_core.infrastructure.telemetry.metrics import figures_of, rolling_mean, spike_indices
-from mem_core.infrastructure.telemetry.report_data import ReportData, request_number
+from mem_core.infrastructure.telemetry.report_page.data import ReportData, request_number
 
 _SMOOTH_POINTS = 600
 _FEW_STEPS = 60

@@ -8,8 +8,8 @@ from mem_core.domain.results.evaluation import rows_words
 from mem_core.domain.run import BETWEEN_ATTEMPTS, RunResult
 from mem_core.domain.units import format_bytes, format_seconds
 from mem_core.infrastructure.telemetry.html import Cell, Html, chip, counted, element, escape, join, table
-from mem_core.infrastructure.telemetry.report_data import ReportData
-from mem_core.infrastructure.telemetry.report_style import BUCKET_COLOURS, OTHER_BUCKET_COLOUR
+from mem_core.infrastructure.telemetry.report_page.data import ReportData
+from mem_core.infrastructure.telemetry.report_page.style import BUCKET_COLOURS, OTHER_BUCKET_COLOUR
 
 _LARGE = 1_000_000_000
 _TONES = {"completed": "good", "interrupted": "warn", "failed": "bad", "running": "plain"}
