@@ -6,7 +6,7 @@ from flows.prefect_view.board import CheckpointRow, DecisionRow, FaultRow, RunBo
 from flows.prefect_view.curves import curve_svg, data_url
 from mem_core.domain.checkpoint import CheckpointVerdict
 from mem_core.domain.policy import PolicyDecision
-from mem_core.domain.units import format_bytes, format_seconds
+from mem_core.domain.units import format_bytes, format_seconds, format_short
 from mem_core.infrastructure.telemetry.metrics import figures_of
 from mem_core.infrastructure.telemetry.progress import ProgressView, describe, epoch_words
 
@@ -107,13 +107,9 @@ def _checkpoints(board: RunBoard) -> str:
 def _checkpoint(row: CheckpointRow) -> tuple[str, ...]:
     verdict = row.verdict
     word = _verdict(verdict)
-    judged = _short(verdict.duration_s) if verdict is not None else ""
+    judged = format_short(verdict.duration_s) if verdict is not None else ""
     kept = f"no ({row.removed})" if row.removed else "yes"
-    return (f"{row.step:,}", word, format_bytes(row.size_bytes), _short(row.save_s), judged, kept)
-
-
-def _short(duration_s: float) -> str:
-    return f"{duration_s * 1e3:.0f} ms" if duration_s < 1 else format_seconds(duration_s)
+    return (f"{row.step:,}", word, format_bytes(row.size_bytes), format_short(row.save_s), judged, kept)
 
 
 def _verdict(verdict: CheckpointVerdict | None) -> str:
