@@ -18,7 +18,7 @@ from prefect.states import Cancelling
 
 from flows.flow_request import refuse_large, refuse_relative_store, settled_request
 from flows.notebook import ShownResult
-from flows.prefect_view.publisher import RESULT_MARK
+from flows.prefect_view.summary import RESULT_MARK
 from flows.server.waiting import QUEUED, waits_for
 from mem_core.domain import errors
 from mem_core.domain.errors import EnvironmentUnfit, InternalError, Interrupted, MemError, RequestError

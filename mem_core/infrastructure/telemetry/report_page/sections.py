@@ -5,7 +5,7 @@ from typing import Any
 
 from mem_core.domain.events import PolicyDecided
 from mem_core.domain.plan import MemoryPlan
-from mem_core.domain.results.evaluation import rows_words
+from mem_core.domain.results.evaluation import SetFigures, rows_words
 from mem_core.domain.run import FaultRecord
 from mem_core.domain.units import format_bytes, format_seconds, format_short
 from mem_core.infrastructure.telemetry.html import Cell, Html, chip, counted, details, element, escape, join, section, table
@@ -81,20 +81,23 @@ def evaluation_section(data: ReportData) -> Html:
     result = data.result
     found = {event.step: event for event in data.timeline.evaluations if event.step <= result.applied_steps}
     best = result.best.step if result.best is not None else None
-    rows: list[tuple[Cell, ...]] = [
-        (
-            f"{step:,}{', the best' if step == best else ''}", name, f"{figures.loss:.4f}", f"{figures.perplexity:.4g}",
-            f"{figures.token_accuracy:.1%}" if figures.token_accuracy is not None else "–", rows_words(figures.rows, figures.rows_total) if figures.rows_total else "–",
-        )
+    rows = [
+        _evaluated(f"{step:,}{', the best' if step == best else ''}", name, figures)
         for step in sorted(found, reverse=True)
         for name, figures in figures_of(found[step]).items()
-    ]  # fmt: skip
+    ]
     if not rows:
         return Html("")
     stopped = result.stopped_early
     note = f"Stopped early after step {stopped.step:,}: {stopped.metric} no longer fell." if stopped is not None else ""
     header = ("after step", "set", "loss", "perplexity", "tokens right", "over")
     return section("Held-out rows", table("Evaluations", header, rows, empty=""), note=note)
+
+
+def _evaluated(step: str, name: str, figures: SetFigures) -> tuple[Cell, ...]:
+    right = f"{figures.token_accuracy:.1%}" if figures.token_accuracy is not None else "–"
+    over = rows_words(figures.rows, figures.rows_total) if figures.rows_total else "–"
+    return (step, name, f"{figures.loss:.4f}", f"{figures.perplexity:.4g}", right, over)
 
 
 def checkpoints_section(data: ReportData) -> Html:
