@@ -30,8 +30,9 @@ def render_page(board: RunBoard, places: Places) -> str:
     parts = [
         f"# Run {inline(board.run_id)}",
         inline(status_line(board)),
+        loss_picture(board),
         _progress(board),
-        pictures(board),
+        memory_picture(board),
         _checkpoints(board),
         _faults(board),
         _decisions(board),
@@ -76,7 +77,7 @@ def _progress(board: RunBoard) -> str:
         ("time left", _left(board)),
         *_held_out(board),
         ("loss", loss_words(board)),
-        ("validated", f"step {board.validated_step:,}, {board.num_validated:,} checkpoints proven"),
+        ("validated", f"step {board.validated_step:,} ({board.num_validated:,} checkpoints)"),
         ("segment", f"steps {segment.from_step:,} to {segment.until_step:,}, try {segment.try_number}" if segment else ""),
         ("learning rate", f"{view.learning_rate:.3g}" if view is not None and view.learning_rate is not None else ""),
         ("tokens a second", f"{view.tokens_per_s:,.0f}" if view is not None and view.tokens_per_s is not None else ""),
@@ -99,12 +100,12 @@ def _left(board: RunBoard) -> str:
 
 
 def loss_words(board: RunBoard) -> str:
-    """`2.19 smoothed, 2.2207 at step 1,328`; the newest alone where there are too few points for a mean."""
+    """`2.19 smoothed (2.2207 last)`; the newest alone where there are too few points for a mean."""
     if board.loss.newest is None:
         return ""
     step, newest = board.loss.newest
     means = board.loss.smoothed()
-    return f"{value_words(means[-1][1])} smoothed, {newest:.4f} at step {step:,}" if means else f"{newest:.4f} at step {step:,}"
+    return f"{value_words(means[-1][1])} smoothed ({newest:.4f} last)" if means else f"{newest:.4f} at step {step:,}"
 
 
 def _held_out(board: RunBoard) -> list[tuple[str, str]]:
@@ -122,19 +123,21 @@ def _memory(view: ProgressView) -> str:
     return f"{used} of {format_bytes(view.memory_limit_bytes)}" if used and view.memory_limit_bytes else used
 
 
-def pictures(board: RunBoard) -> str:
-    """The curves, each as soon as it has two points."""
-    drawn: list[str] = []
+def loss_picture(board: RunBoard) -> str:
+    """Training loss with its mean and the points of held-out rows, as soon as one of them has two points."""
     held_out = Line("held-out rows", board.held_out.drawn, ORANGE, dots=True)
-    if len(board.loss.points) > 1:
-        lines = [*curve_lines(board.loss, "training loss", BLUE), held_out]
-        drawn.append(f"![Training loss and loss of held-out rows over steps]({data_url(lines_svg(lines))})")
-    elif len(board.held_out.points) > 1:
-        drawn.append(f"![Loss of held-out rows over steps]({data_url(lines_svg([held_out]))})")
-    if len(board.memory.points) > 1:
-        memory = Line("memory of the workers, MiB", board.memory.drawn, GREEN)
-        drawn.append(f"![Memory of the workers over steps]({data_url(lines_svg([memory], from_zero=True))})")
-    return "\n\n".join(drawn)
+    trained = curve_lines(board.loss, "training loss", BLUE) if len(board.loss.points) > 1 else []
+    if not trained and len(held_out.points) < 2:
+        return ""
+    return f"![Training loss and loss of held-out rows over steps]({data_url(lines_svg([*trained, held_out]))})"
+
+
+def memory_picture(board: RunBoard) -> str:
+    """What the workers held, from zero."""
+    if len(board.memory.points) < 2:
+        return ""
+    memory = Line("memory of the workers, MiB", board.memory.drawn, GREEN)
+    return f"![Memory of the workers over steps]({data_url(lines_svg([memory], from_zero=True))})"
 
 
 def _checkpoints(board: RunBoard) -> str:

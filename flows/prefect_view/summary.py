@@ -5,7 +5,7 @@ import json
 from flows.prefect_view.board import RunBoard
 from flows.prefect_view.curves import value_words
 from flows.prefect_view.markdown import bullets, code, inline, table
-from flows.prefect_view.page import Places, links, pictures
+from flows.prefect_view.page import Places, links, loss_picture, memory_picture
 from mem_core.domain.run import RunResult
 from mem_core.infrastructure.telemetry.notebook import result_facts
 
@@ -21,8 +21,9 @@ def render_summary(result: RunResult, board: RunBoard, places: Places) -> str:
     parts = [
         f"# Run {inline(result.run_id)}: {result.status}",
         inline(_sentence(result)),
-        table(("", ""), [*_losses(result, board), *facts]),
-        pictures(board),
+        loss_picture(board),
+        table(("result", ""), [*_losses(result, board), *facts]),
+        memory_picture(board),
         f"## Digests\n\n{bullets(digests)}" if digests else "",
         links(places, board),
         for_programs(result),

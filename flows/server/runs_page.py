@@ -45,7 +45,7 @@ def _cells(store: Path, row: RunRow, now_unix_s: float) -> tuple[Cell, ...]:
     address = page_path(store / row.run_id)
     if row.problem:
         return (run_id, chip(state, TONES.get(state, "plain")), *numbers, row.problem)
-    name = element("a", run_id, href=address)
+    name = element("a", run_id, css="moment", href=address)
     return (name, chip(state, TONES.get(state, "plain")), *(element("span", text, css="moment") for text in numbers), _report(address))
 
 

@@ -78,7 +78,8 @@ class Browser:
 
     def picture(self, path: Path, width: int) -> None:
         """The whole page as PNG."""
-        self._resize(width, min(int(self.ask("document.documentElement.scrollHeight")), TALLEST))
+        tallest = "Math.max(...[...document.querySelectorAll('*')].map(element => element.scrollHeight))"  # pages may scroll inside
+        self._resize(width, min(int(self.ask(tallest)) + 80, TALLEST))
         time.sleep(0.3)
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 

@@ -78,7 +78,7 @@ def test_the_loss_is_smoothed_over_the_raw_one_with_the_held_out_points_in_the_s
     assert all(2.2 < value < 3.8 for value in means)
     board.add_line(JournalBuilder().start().add(Evaluated(step=50, validation_loss=3.25)).lines[1])
     page = render_page(board, Places("/runs/r"))
-    assert re.search(r"\| loss \| [23]\.\d\d smoothed, 1\.0000 at step 100 \|", page)
+    assert re.search(r"\| loss \| [23]\.\d\d smoothed \(1\.0000 last\) \|", page)
     assert "| validation loss | 3.2500 at step 50 |" in page
     assert page.count("](data:image/svg+xml") == 1
     assert not RunBoard("r", 10).loss.smoothed()
