@@ -35,6 +35,14 @@ def remember_store(mem_home: Path, store: Path) -> None:
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(str(store.resolve()), encoding="utf-8")
+            _forget_stores_that_are_gone(file.parent)
+
+
+def _forget_stores_that_are_gone(folder: Path) -> None:
+    """One that was only away, as a mount can be, is remembered again by its next run."""
+    for file in folder.iterdir():
+        if not Path(read_regular_text(file, _PATH_LIMIT_BYTES)).is_dir():
+            file.unlink(missing_ok=True)
 
 
 def known_stores(mem_home: Path) -> dict[str, Path]:

@@ -145,6 +145,9 @@ def test_a_store_is_remembered_once_and_never_in_the_way(tmp_path: Path) -> None
     (tmp_path / "linked").symlink_to(tmp_path / "runs")
     remember_store(tmp_path, tmp_path / "linked")
     assert list(known_stores(tmp_path).values()) == [tmp_path / "runs"]
+    (tmp_path / "runs").rename(tmp_path / "moved")
+    remember_store(tmp_path, tmp_path / "moved")
+    assert len(list((tmp_path / "stores").iterdir())) == 1, "one that is gone is forgotten when the next one comes"
     (tmp_path / "file").write_text("")
-    remember_store(tmp_path / "file", tmp_path / "runs")  # a folder that cannot be made
+    remember_store(tmp_path / "file", tmp_path / "moved")  # a folder that cannot be made
     assert known_stores(tmp_path / "file") == {}
