@@ -18,8 +18,8 @@ MAX_POINTS = 240
 FEW_POINTS = 20
 TEXT, GRID = "#7a7e84", "#8888884d"
 BLUE, ORANGE, GREEN = "#3b82e6", "#c2630a", "#2b8a57"
-_WIDTH, _HEIGHT = 640, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 26, 26
+_WIDTH, _HEIGHT = 640, 240
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 14, 30, 30  # room for letters that can still be read on a telephone
 
 Points = Sequence[tuple[int, float]]
 
@@ -98,16 +98,21 @@ def lines_svg(lines: Sequence[Line], *, from_zero: bool = False) -> str:
     values = [value for line in lines for _, value in line.points]
     steps = [step for line in lines for step, _ in line.points]
     frame = _Frame.around(steps, values, from_zero)
-    names = " ".join(f'<tspan fill="{line.colour}" dx="10">{"● " if line.dots else "— "}{line.label}</tspan>' for line in lines)
+    names = " ".join(_named(line) for line in lines)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" '
-        'font-family="sans-serif" font-size="13" font-weight="600">',
+        'font-family="sans-serif" font-size="16" font-weight="500">',
         *_axes(frame),
-        f'<text x="{_WIDTH - _RIGHT}" y="16" text-anchor="end">{names}</text>',
+        f'<text x="{_WIDTH - _RIGHT}" y="18" text-anchor="end">{names}</text>',
         *(part for line in lines for part in _drawn(line, frame)),
         "</svg>",
     ]
     return "".join(parts)
+
+
+def _named(line: Line) -> str:
+    faint = ' fill-opacity="0.7"' if line.faint else ""
+    return f'<tspan fill="{line.colour}"{faint} dx="10">{"● " if line.dots else "— "}{line.label}</tspan>'
 
 
 def data_url(svg: str) -> str:
@@ -158,7 +163,7 @@ def _axes(frame: _Frame) -> list[str]:
     for value, words in zip(heights, mark_words(heights), strict=True):
         y = frame.y(value)
         parts.append(f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{_WIDTH - _RIGHT}" y2="{y:.1f}" stroke="{GRID}"/>')
-        parts.append(f'<text x="{_LEFT - 7}" y="{y + 4.5:.1f}" fill="{TEXT}" text-anchor="end">{words}</text>')
+        parts.append(f'<text x="{_LEFT - 7}" y="{y + 5.5:.1f}" fill="{TEXT}" text-anchor="end">{words}</text>')
     steps = [mark for mark in round_marks(frame.first, frame.last, 6) if mark == int(mark)]
     for step, words in zip(steps, mark_words(steps), strict=True):
         x = frame.x(step)

@@ -10,6 +10,7 @@ import pytest
 from flows.prefect_view.served import known_stores, page_path, remember_store, store_key
 from flows.server.gate import Message, Receive, Scope, Send
 from flows.server.pages import FRESH_S, Pages
+from flows.server.submit import seen_from
 from mem_core.testing.synthetic_history import SyntheticRun
 from mem_core.testing.synthetic_run import JournalBuilder
 
@@ -151,3 +152,12 @@ def test_a_store_is_remembered_once_and_never_in_the_way(tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     remember_store(tmp_path / "file", tmp_path / "moved")  # a folder that cannot be made
     assert known_stores(tmp_path / "file") == {}
+
+
+def test_who_submitted_from_elsewhere_gets_the_report_under_the_name_that_is_known_there() -> None:
+    served = {"report_url": "http://127.0.0.1:4200/mem/runs/0/one/report.html", "status": "completed"}
+    elsewhere = seen_from("https://mem.example.org/api", served)
+    assert elsewhere == {**served, "report_url": "https://mem.example.org/mem/runs/0/one/report.html"}
+    for unserved in ({"report_url": "file:///runs/one/report.html"}, {"report_url": ""}, {}):
+        assert seen_from("https://mem.example.org/api", unserved) == unserved
+    assert seen_from("", served) == served

@@ -14,7 +14,8 @@ from flows.prefect_view.page import Places, render_page, status_line
 from flows.prefect_view.summary import RESULT_MARK, render_summary
 from mem_core.domain.environment import EnvironmentReport, Finding
 from mem_core.domain.events import DoctorReported, Evaluated, FaultMet
-from mem_core.domain.run import Goodput, RunResult
+from mem_core.domain.results.evaluation import SetFigures
+from mem_core.domain.run import DataSummary, Goodput, RunResult
 from mem_core.infrastructure.telemetry.progress import ProgressView
 from mem_core.testing.synthetic_run import JournalBuilder
 
@@ -159,7 +160,10 @@ def test_what_others_wrote_stays_text(case: Hostile) -> None:
 def ended(message: str = "") -> RunResult:
     return RunResult(
         status="completed", run_id="r", message=message, applied_steps=1_000, epochs=2.5, loss_first=5.0, loss_last=1.0,
-        validation_loss=2.123456789012345, tokens=1_024_000, tokens_per_s=9_876.54321, goodput=Goodput(fraction=0.8123456789, seconds={}),
+        validation_loss=2.123456789012345, validation_rows=95, validation_rows_total=95,
+        evaluation={"validation": SetFigures.of(2.123456789012345, 0.251234567, 9_000, 95, 95)},
+        data=DataSummary(num_documents=16, num_tokens=78_848, dropped_rows={"blank_lines": 2}, num_bad_rows=3), tokens=1_024_000,
+        tokens_per_s=9_876.54321, goodput=Goodput(fraction=0.8123456789, seconds={}),
         trajectory_digest="a" * 64, weights_digest="b" * 64, report_url="http://127.0.0.1:4200/mem/runs/0/r/report.html",
     )  # fmt: skip
 
@@ -176,7 +180,10 @@ def test_a_finished_run_is_told_in_words_figures_and_curves_and_not_as_json() ->
     for words in (
         "# Run r: completed",
         "Completed 1,000 steps.",
-        "| validation loss | 2.1235 |",
+        "| validation loss | 2.1235 over 95 rows |",
+        "| perplexity | 8.36, 25.1% of tokens right |",
+        "| data | 16 documents, 78,848 tokens |",
+        "| rows left out | 2 dropped or cut, 3 bad |",
         "2.5 epochs",
         "1,024,000 at 9,877 a second",
         "[report with every curve and table](/mem/runs/0/r/report.html)",
