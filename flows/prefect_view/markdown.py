@@ -24,8 +24,3 @@ def table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 def bullets(items: list[str]) -> str:
     """A list of lines that are Markdown already; they wrap on narrow screens."""
     return "\n".join(f"- {item}" for item in items)
-
-
-def folded(summary: str, content: str) -> str:
-    """A part that is shown on demand."""
-    return f"<details><summary>{inline(summary)}</summary>\n\n{content}\n\n</details>"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from flows.prefect_view.board import CheckpointRow, DecisionRow, FaultRow, RunBoard
 from flows.prefect_view.curves import BLUE, GREEN, ORANGE, Line, curve_lines, data_url, lines_svg, value_words
-from flows.prefect_view.markdown import bullets, code, folded, inline, table
+from flows.prefect_view.markdown import bullets, code, inline, table
 from mem_core.domain.checkpoint import CheckpointVerdict
 from mem_core.domain.policy import PolicyDecision
 from mem_core.domain.units import format_bytes, format_seconds, format_short
@@ -197,7 +197,7 @@ def _values(decision: PolicyDecision) -> str:
 
 
 def _doctor(board: RunBoard) -> str:
-    """What somebody should act on in full, the rest on demand."""
+    """What somebody should act on first."""
     report = board.environment
     if report is None:
         return ""
@@ -209,8 +209,8 @@ def _doctor(board: RunBoard) -> str:
         if found.severity != "ok"
     ]
     fine = [f"{code(found.check)} {inline(found.observed)}" for found in report.findings if found.severity == "ok"]
-    more = folded(f"{_plural(len(fine), 'check')} fine", bullets(fine)) if fine else ""
-    return "\n\n".join(part for part in ("## Doctor", device, bullets(todo), more) if part)
+    more = (f"{_plural(len(fine), 'check')} fine:", bullets(fine)) if fine else ()
+    return "\n\n".join(part for part in ("## Doctor", device, bullets(todo), *more) if part)
 
 
 def _plural(count: int, word: str) -> str:

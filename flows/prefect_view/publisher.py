@@ -24,7 +24,7 @@ from mem_core.domain.printable import printable
 from mem_core.domain.run import RunResult
 from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, read_regular
 from mem_core.infrastructure.telemetry.progress import Progress, View
-from mem_core.infrastructure.telemetry.report_page.page import REPORT_NAME
+from mem_core.infrastructure.telemetry.report_page import REPORT_NAME
 
 QUEUE_LIMIT = 2_000
 TICK_S = 0.5

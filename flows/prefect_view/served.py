@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from mem_core.infrastructure.storage.reading import read_regular_text
-from mem_core.infrastructure.telemetry.report_page.page import REPORT_NAME
+from mem_core.infrastructure.telemetry.report_page import REPORT_NAME
 
 PREFIX = "/mem/"
 _PATH_LIMIT_BYTES = 1 << 16

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from flows.server.database import database_for, not_kept
 from flows.server.gate import Gate
-from flows.server.pages import Pages
 from mem_core.domain.errors import EnvironmentUnfit
 from mem_core.infrastructure.machine.process_facts import tail
 from mem_core.infrastructure.machine.process_ties import die_with_parent
@@ -237,6 +236,8 @@ def main(argv: list[str]) -> int:
 def _serve(listener: socket.socket, allowed_hosts: tuple[str, ...]) -> None:
     import uvicorn
     from prefect.server.api.server import create_app
+
+    from flows.server.pages import Pages
 
     app = Pages(create_app(), Settings.from_environment().mem_home)
     uvicorn.Server(uvicorn.Config(Gate(app, allowed_hosts), log_level="error", lifespan="on")).run(sockets=[listener])

@@ -18,7 +18,7 @@ from flows.prefect_view.served import PREFIX, known_stores
 from flows.server.gate import App, Receive, Scope, Send
 from mem_core.infrastructure.storage.journal_file import attempt_files
 from mem_core.infrastructure.storage.reading import read_regular
-from mem_core.infrastructure.telemetry.report_page.page import REPORT_NAME
+from mem_core.infrastructure.telemetry.report_page import REPORT_NAME
 
 POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'self'"
 HEADERS = {

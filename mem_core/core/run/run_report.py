@@ -23,8 +23,9 @@ from mem_core.domain.events import (
 from mem_core.infrastructure.storage.reading import parse_json, read_json, why
 from mem_core.infrastructure.telemetry.journal_reader import read_journal_lines
 from mem_core.infrastructure.telemetry.metrics import read_metrics_and_notes
+from mem_core.infrastructure.telemetry.report_page import REPORT_NAME
 from mem_core.infrastructure.telemetry.report_page.data import AttemptRow, CheckpointRow, ReportData, Timeline
-from mem_core.infrastructure.telemetry.report_page.page import REPORT_NAME, render_report
+from mem_core.infrastructure.telemetry.report_page.page import render_report
 
 
 def write_report(run_folder: Path) -> Path:

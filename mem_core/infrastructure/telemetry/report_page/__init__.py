@@ -2,3 +2,5 @@
 
 Called by `mem_core.core.run.run_report`, which gathers the values. Nothing here reads a file.
 """
+
+REPORT_NAME = "report.html"

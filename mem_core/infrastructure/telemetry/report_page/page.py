@@ -20,8 +20,6 @@ from mem_core.infrastructure.telemetry.report_page.sections import (
 from mem_core.infrastructure.telemetry.report_page.style import CSS
 from mem_core.infrastructure.telemetry.report_page.summary import goodput_bar, headline, key_numbers, shown_time, status_chip
 
-REPORT_NAME = "report.html"
-
 
 def render_report(data: ReportData) -> str:
     """The page as text."""
