@@ -218,8 +218,10 @@ def test_what_the_data_was_with_every_count(tmp_path: Path) -> None:
     summary = DataSummary(
         num_files=3, num_documents=1_200, num_sequences=900, num_tokens=345_678, trained_tokens=300_000, steps_per_epoch=112.5,
         num_validation_sequences=55, num_bad_rows=12, bad_rows=("a.jsonl:7: no column text",), dropped_rows={"truncated_documents": 31},
+        notes=("the beginning of a prompt gave way",),
     )  # fmt: skip
-    JournalBuilder().start().add(DataPrepared(data=summary)).segment(0, 0, 225).end().write(tmp_path / "journal")
+    noted = (Noted(text="the beginning of a prompt gave way"), Noted(text="another note"))
+    JournalBuilder().start().add(*noted, DataPrepared(data=summary)).segment(0, 0, 225).end().write(tmp_path / "journal")
     text = Page(write_report(tmp_path)).text
     for words in (
         "225 steps (2 epochs)",
@@ -230,8 +232,10 @@ def test_what_the_data_was_with_every_count(tmp_path: Path) -> None:
         "a.jsonl:7: no column text",
         "sequences held out 55",
         "112.5 steps see every row once",
+        "another note",
     ):
         assert words in text
+    assert text.count("the beginning of a prompt gave way") == 1
 
 
 def test_the_page_can_be_read_without_seeing_it_and_walked_by_keyboard(page: Page, tmp_path: Path) -> None:
