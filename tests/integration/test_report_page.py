@@ -171,7 +171,7 @@ def test_the_headline_is_validation_first_and_no_single_batch(tmp_path: Path) ->
     columns |= {"batch_index": steps - 1, "step": steps, "loss": np.where(steps % 2, 5.0, 1.0)}
     write_segment_metrics(run_folder / "metrics", 3_000, columns)
     text = Page(write_report(run_folder)).text
-    assert "validation loss 2.2500, training loss 3.000 → 3.000 (means of 20 steps)" in text
+    assert "Validation loss 2.2500, training loss 3.000 → 3.000 (means of 20 steps)" in text
     assert text.index("Validation loss 2.2500") < text.index("Training loss 3.0000") < text.index("Steps applied 3,000")
     assert "perplexity 9.488, over 90 rows" in text
 

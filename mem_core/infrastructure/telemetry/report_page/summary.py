@@ -57,7 +57,7 @@ def headline(data: ReportData) -> str:
         "failed": f"Failed after {steps} with exit code {result.exit_code}",
         "running": f"{steps} so far; last sign of life {shown_time(timeline.last_unix_s)}",
     }[result.status]
-    sentences = [beginning + _loss_words(data), _fault_words(result)]
+    sentences = [beginning, _loss_words(data), _fault_words(result)]
     return ". ".join(part for part in (*sentences, result.message.rstrip(".")) if part) + "."
 
 
@@ -69,9 +69,10 @@ def _epochs(epochs: float) -> str:
 def _loss_words(data: ReportData) -> str:
     """Held-out rows first: that loss is what the run is for, and no single batch decides it."""
     result, training = data.result, data.smoothed_loss()
-    held_out = f": validation loss {_number(result.validation_loss)}{_best_words(result)}" if result.validation_loss is not None else ""
+    held_out = f"validation loss {_number(result.validation_loss)}{_best_words(result)}" if result.validation_loss is not None else ""
     trained = f"training loss {training.first:.3f} → {training.last:.3f} (means of {counted(training.window, 'step')})" if training else ""
-    return ", ".join(part for part in (held_out, trained) if part) if held_out else f": {trained}" if trained else ""
+    words = ", ".join(part for part in (held_out, trained) if part)
+    return words[:1].upper() + words[1:]
 
 
 def _best_words(result: RunResult) -> str:
