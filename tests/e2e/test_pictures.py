@@ -90,6 +90,10 @@ def test_the_pages_of_a_run_in_prefect_show_their_curves_and_cut_nothing_off(sit
             assert chromium.ask(CUT) == 0
             assert "trajectory_digest" not in chromium.ask("document.body.innerText"), "what programs read is not shown"
             chromium.picture(picture_folder / f"{key}-{name}.png", look.width)
+    newer = f"{address}/v2/artifacts/artifact/{artifacts['mem-pictured-result']['id']}"  # Prefect has two interfaces
+    chromium.open(newer, LOOKS["wide-dark"], "document.querySelectorAll('img[alt*=\"over steps\"]').length == 2")
+    assert "trajectory_digest" not in chromium.ask("document.body.innerText")
+    chromium.picture(picture_folder / "mem-pictured-result-newer-interface.png", 1280)
     chromium.open(f"{address}{report}", LOOKS["wide-light"])
     assert chromium.ask("document.title") == "pictured: MEM report"
     chromium.open(f"{address}/mem/", LOOKS["wide-light"])
