@@ -7,7 +7,12 @@ from typing import Any
 from prefect.context import FlowRunContext
 from prefect.logging import get_run_logger
 
+<<<<<<< HEAD
 from flows.flow_request import name_beside, settled_request
+=======
+from flows.flow_request import settled_request
+from flows.prefect_view.served import remember_store
+>>>>>>> see1
 from mem_core.core.run.fold import fold_state
 from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.errors import MemError, NoProgress, RequestError
@@ -112,6 +117,7 @@ def follow_run(run: DrivenRun) -> None:
 
     if not isinstance(run.stage, Held):
         return
+    remember_store(run.order.settings.mem_home, run.stage.state.folder.parent)
     if isinstance(run.order.progress, PrefectView):
         run.order.progress.follow(run.stage.state)
     refuse_crash_loop(run.stage.state, run.order.request.resilience.max_failures_without_progress)

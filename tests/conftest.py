@@ -24,6 +24,19 @@ from mem_core.testing.driver import drive as drive_run
 MEM = Path(sys.executable).with_name("mem")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--pictures FOLDER`: where tests that photograph pages leave their pictures, for people to judge."""
+    parser.addoption("--pictures", metavar="FOLDER", default=None, help="keep pictures of all pages there")
+
+
+@pytest.fixture
+def picture_folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The folder of `--pictures`, or one that goes away."""
+    folder = Path(request.config.getoption("--pictures") or tmp_path / "pictures").absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     """torch, deepspeed and transformers imported once for all tests; takes 5 to 15 s. Knows the entries in tests/integration.

@@ -15,7 +15,7 @@ from mem_core.infrastructure.storage.reading import why
 from mem_core.infrastructure.telemetry.journal_reader import read_journal_lines
 from mem_core.infrastructure.telemetry.live import read_live
 from mem_core.infrastructure.telemetry.notebook import result_text
-from mem_core.infrastructure.telemetry.report import REPORT_NAME
+from mem_core.infrastructure.telemetry.report_page import REPORT_NAME
 
 MOST_NOTES = 5
 

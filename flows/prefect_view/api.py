@@ -1,9 +1,11 @@
 """The few calls to Prefect's API that the view makes, each with a time limit and without Prefect's own minutes of retries."""
 
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 from uuid import UUID
 
+import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate
 from prefect.client.schemas.filters import (
@@ -23,6 +25,7 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Crashed
 
 from flows.prefect_view.news import MemEvent
+from flows.prefect_view.served import page_path
 
 CALL_LIMIT_S = 5.0
 
@@ -44,6 +47,10 @@ class ViewApi(Protocol):
 
     def stop_wanted(self) -> str:
         """Why the run is to stop ("" when it is not): a cancel, or a deleted flow run."""
+        ...
+
+    def served_page(self, run_folder: Path) -> str:
+        """The URL under which the server itself serves the report of that run; "" where it does not."""
         ...
 
     def __enter__(self) -> "ViewApi": ...
@@ -126,3 +133,8 @@ class PrefectApi:
             return "the deletion of its flow run"
         cancelled = state is not None and state.type in (StateType.CANCELLING, StateType.CANCELLED)
         return "a cancel in Prefect" if cancelled else ""
+
+    def served_page(self, run_folder: Path) -> str:
+        """Asked of the server: only MEM's own serves reports, and only those of runs on its own machine."""
+        url = str(self._api().api_url).removesuffix("/").removesuffix("/api") + page_path(run_folder)
+        return url if httpx.head(url, timeout=CALL_LIMIT_S, trust_env=False).status_code == httpx.codes.OK else ""

@@ -25,6 +25,7 @@ from mem_core.domain.events import (
 )
 from mem_core.domain.policy import PolicyDecision
 from mem_core.domain.segment import SegmentCompleted
+from mem_core.infrastructure.telemetry.live import Rate
 from mem_core.infrastructure.telemetry.progress import PreparingView, ProgressView, View
 
 NUM_CHECKPOINTS = 12
@@ -90,15 +91,21 @@ class RunBoard:
     num_decisions: int = 0
     num_validated: int = 0
     updated_unix_s: float = 0.0
+    lived_before_s: float = 0.0
+    began_unix_s: float = 0.0
+    rate: Rate = field(default_factory=Rate)
+    _line_unix_s: float = 0.0
     _sequence: int = -1
 
-    def add_view(self, view: View) -> None:
+    def add_view(self, view: View, now_unix_s: float | None = None) -> None:
         """Where things are now. Between two steps (a restore, an evaluation) numbers are unknown: the newest known ones stay."""
         self.view = _with_known(view, self.view)
-        self.updated_unix_s = time.time()
+        self.updated_unix_s = time.time() if now_unix_s is None else now_unix_s
         if isinstance(view, ProgressView):
             self.total_steps = view.total_steps  # what was asked in epochs is known in steps only now
             self.step = view.step or self.step  # fresh workers say 0 until they have restored
+            if view.step:
+                self.rate.add(self.updated_unix_s, view.step)
             if view.loss is not None:
                 self.loss.add(view.step, view.loss)
                 self.memory.add(view.step, view.memory_bytes / 2**20 if view.memory_bytes else None)
@@ -121,7 +128,9 @@ class RunBoard:
         self._sequence = line.sequence
         self.updated_unix_s = line.time_unix_s
         if line.attempt != self.attempt:
-            self.attempt, self.ended = line.attempt, None
+            self.lived_before_s += max(0.0, self._line_unix_s - self.began_unix_s)
+            self.attempt, self.ended, self.began_unix_s, self.rate = line.attempt, None, line.time_unix_s, Rate()
+        self._line_unix_s = line.time_unix_s
         match line.event:
             case DoctorReported() as event:
                 self.environment = event.report
@@ -177,6 +186,16 @@ class RunBoard:
             if row.recovered_s is None and row.kind == event.kind:
                 row.recovered_s = event.recovered_s
                 return
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds in which an attempt lived, up to the newest sign of life; time between attempts is left out."""
+        return self.lived_before_s + max(0.0, self.updated_unix_s - self.began_unix_s) if self.began_unix_s else 0.0
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the last step at the rate of the last minute, pauses included; None where the run ended or no rate is known."""
+        return None if self.ended is not None else self.rate.eta_s(self.total_steps - self.step)
 
     @property
     def percent(self) -> float:

@@ -1,12 +1,27 @@
-"""Bounded curves and their picture: a few hundred points whatever the run's length, drawn as an SVG data URL."""
+"""Bounded curves and their picture: a few hundred points whatever the run's length, drawn as an SVG data URL.
+
+Prefect shows pictures on a light or a dark page and does not tell them which: there is no background, and every colour is a middle one
+that is seen on both.
+"""
 
 import base64
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from mem_core.infrastructure.telemetry.metrics import rolling_mean
+
 MAX_POINTS = 240
-_WIDTH, _HEIGHT = 640, 200
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 10, 26, 24
+FEW_POINTS = 20
+TEXT, GRID = "#7a7e84", "#8888884d"
+BLUE, ORANGE, GREEN = "#3b82e6", "#c2630a", "#2b8a57"
+_WIDTH, _HEIGHT = 640, 240
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 14, 30, 30  # room for letters that can still be read on a telephone
+
+Points = Sequence[tuple[int, float]]
 
 
 @dataclass
@@ -32,33 +47,72 @@ class Curve:
             del self.points[::2]
             self._stride *= 2
 
+    @property
+    def drawn(self) -> Points:
+        """The points, the newest always among them."""
+        return self.points if self.newest in (None, *self.points[-1:]) else [*self.points, self.newest]
 
-def curve_svg(
-    curve: Curve, title: str, colour: str, unit: str = "", level: tuple[str, float] | None = None, from_zero: bool = False
-) -> str:
-    """An SVG picture of a curve with its bounds in words; `level` is a line to compare with, such as a memory limit.
+    def smoothed(self) -> Points:
+        """Means over a fifteenth of the points; nothing where there are too few for a mean to say more."""
+        points = self.drawn
+        if len(points) < FEW_POINTS:
+            return []
+        means = rolling_mean(np.array([value for _, value in points]), max(3, len(points) // 15))
+        return [(step, float(mean)) for (step, _), mean in zip(points, means, strict=True)]
+
+
+@dataclass(frozen=True)
+class Line:
+    """What is drawn: `faint` lies behind, `dots` are points on a line of their own."""
+
+    label: str
+    points: Points
+    colour: str
+    faint: bool = False
+    dots: bool = False
+
+
+def curve_lines(curve: Curve, label: str, colour: str) -> list[Line]:
+    """A curve and, where it has enough points, its mean in front of it."""
+    means = curve.smoothed()
+    return [Line(label, curve.drawn, colour, faint=bool(means)), Line("smoothed", means, colour)]
+
+
+def curve_svg(curve: Curve, title: str, colour: str, unit: str = "", *, from_zero: bool = False) -> str:
+    """A picture of one curve, its newest value in words."""
+    step, value = curve.drawn[-1]
+    return lines_svg(curve_lines(curve, f"{title}: {value_words(value)}{unit} at step {step:,}", colour), from_zero=from_zero)
+
+
+def value_words(value: float) -> str:
+    """`1,234`, `366`, `2.21`, `0.00012`."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) >= 100 or 0 < abs(value) < 0.1 else f"{value:.2f}"
+
+
+def lines_svg(lines: Sequence[Line], *, from_zero: bool = False) -> str:
+    """An SVG picture of lines that have points, with round marks on both axes.
 
     `from_zero`: an amount, whose small changes must not look like large ones.
     """
-    points = curve.points if curve.newest in (None, *curve.points[-1:]) else [*curve.points, curve.newest]
-    values = [value for _, value in points] + ([level[1]] if level else [])
-    low, high = min(values), max(values)
-    margin = (high - low) * 0.06 or abs(high) * 0.05 or 1.0
-    low, high = 0.0 if from_zero else low - margin, high * 1.2 if from_zero else high + margin
-    steps = [step for step, _ in points]
-    path = " ".join(f"{_x(step, steps):.1f},{_y(value, low, high):.1f}" for step, value in points)
-    newest = points[-1]
+    lines = [line for line in lines if line.points]
+    values = [value for line in lines for _, value in line.points]
+    steps = [step for line in lines for step, _ in line.points]
+    frame = _Frame.around(steps, values, from_zero)
+    names = " ".join(_named(line) for line in lines)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" rx="6" fill="#ffffff"/>',
-        f'<text x="{_LEFT}" y="17" fill="#333" font-weight="bold">{title}: {_number(newest[1])}{unit} at step {newest[0]:,}</text>',
-        *_axis(low, high, steps),
-        *(_level(level, low, high) if level else ()),
-        f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>',
-        f'<circle cx="{_x(newest[0], steps):.1f}" cy="{_y(newest[1], low, high):.1f}" r="3" fill="{colour}"/>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" '
+        'font-family="sans-serif" font-size="16" font-weight="500">',
+        *_axes(frame),
+        f'<text x="{_WIDTH - _RIGHT}" y="18" text-anchor="end">{names}</text>',
+        *(part for line in lines for part in _drawn(line, frame)),
         "</svg>",
     ]
     return "".join(parts)
+
+
+def _named(line: Line) -> str:
+    faint = ' fill-opacity="0.7"' if line.faint else ""
+    return f'<tspan fill="{line.colour}"{faint} dx="10">{"● " if line.dots else "— "}{line.label}</tspan>'
 
 
 def data_url(svg: str) -> str:
@@ -66,34 +120,62 @@ def data_url(svg: str) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
 
 
-def _axis(low: float, high: float, steps: list[int]) -> list[str]:
+@dataclass(frozen=True)
+class _Frame:
+    """Bounds of both axes, and where on the picture a point lies."""
+
+    first: float
+    last: float
+    low: float
+    high: float
+
+    @classmethod
+    def around(cls, steps: Sequence[int], values: Sequence[float], from_zero: bool) -> "_Frame":
+        low, high = min(values), max(values)
+        margin = (high - low) * 0.06 or abs(high) * 0.05 or 1.0
+        low, high = (0.0, high * 1.2 or 1.0) if from_zero else (low - margin, high + margin)
+        return cls(min(steps), max(max(steps), min(steps) + 1), low, high)
+
+    def x(self, step: float) -> float:
+        return _LEFT + (step - self.first) / (self.last - self.first) * (_WIDTH - _LEFT - _RIGHT)
+
+    def y(self, value: float) -> float:
+        return _TOP + (self.high - value) / (self.high - self.low) * (_HEIGHT - _TOP - _BOTTOM)
+
+
+def round_marks(low: float, high: float, most: int) -> list[float]:
+    """Marks between `low` and `high`, at most `most` and one more, 1, 2 or 5 times a power of ten apart."""
+    power = 10.0 ** math.floor(math.log10((high - low) / most))
+    apart = next(apart for times in (1, 2, 5, 10, 20) if (high - low) / (apart := times * power) <= most)
+    return [number * apart for number in range(math.ceil(low / apart), math.floor(high / apart) + 1)]
+
+
+def mark_words(marks: Sequence[float]) -> list[str]:
+    """As many decimals as tell the marks apart: `2`, `2.5`, `0.00002`, `12,000`."""
+    apart = min((after - before for before, after in itertools.pairwise(marks)), default=1.0)
+    decimals = max(0, -math.floor(math.log10(apart) + 1e-9))
+    return [f"{mark:,.{decimals}f}" for mark in marks]
+
+
+def _axes(frame: _Frame) -> list[str]:
     parts: list[str] = []
-    for share in (0.0, 0.5, 1.0):
-        value = low + share * (high - low)
-        y = _y(value, low, high)
-        parts.append(f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{_WIDTH - _RIGHT}" y2="{y:.1f}" stroke="#e3e3e3"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" fill="#777" text-anchor="end">{_number(value)}</text>')
-    for step, anchor in ((steps[0], "start"), (steps[-1], "end")):
-        parts.append(f'<text x="{_x(step, steps):.1f}" y="{_HEIGHT - 7}" fill="#777" text-anchor="{anchor}">step {step:,}</text>')
+    heights = round_marks(frame.low, frame.high, 5)
+    for value, words in zip(heights, mark_words(heights), strict=True):
+        y = frame.y(value)
+        parts.append(f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{_WIDTH - _RIGHT}" y2="{y:.1f}" stroke="{GRID}"/>')
+        parts.append(f'<text x="{_LEFT - 7}" y="{y + 5.5:.1f}" fill="{TEXT}" text-anchor="end">{words}</text>')
+    steps = [mark for mark in round_marks(frame.first, frame.last, 6) if mark == int(mark)]
+    for step, words in zip(steps, mark_words(steps), strict=True):
+        x = frame.x(step)
+        anchor = "end" if x > _WIDTH - 40 else "middle"
+        parts.append(f'<line x1="{x:.1f}" y1="{_HEIGHT - _BOTTOM}" x2="{x:.1f}" y2="{_HEIGHT - _BOTTOM + 4}" stroke="{TEXT}"/>')
+        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 6}" fill="{TEXT}" text-anchor="{anchor}">{words}</text>')
     return parts
 
 
-def _level(level: tuple[str, float], low: float, high: float) -> list[str]:
-    y = _y(level[1], low, high)
-    return [
-        f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{_WIDTH - _RIGHT}" y2="{y:.1f}" stroke="#b33" stroke-dasharray="5 4"/>',
-        f'<text x="{_WIDTH - _RIGHT - 4}" y="{y - 5:.1f}" fill="#b33" text-anchor="end">{level[0]}</text>',
-    ]
-
-
-def _x(step: int, steps: list[int]) -> float:
-    span = max(steps[-1] - steps[0], 1)
-    return _LEFT + (step - steps[0]) / span * (_WIDTH - _LEFT - _RIGHT)
-
-
-def _y(value: float, low: float, high: float) -> float:
-    return _TOP + (high - value) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) >= 100 else f"{value:.2f}"
+def _drawn(line: Line, frame: _Frame) -> list[str]:
+    path = " ".join(f"{frame.x(step):.1f},{frame.y(value):.1f}" for step, value in line.points)
+    width, opacity = ("1", ' stroke-opacity="0.55"') if line.faint else ("2", "")
+    parts = [f'<polyline points="{path}" fill="none" stroke="{line.colour}" stroke-width="{width}"{opacity}/>']
+    marked = line.points if line.dots and len(line.points) <= MAX_POINTS // 6 else [] if line.faint else line.points[-1:]
+    return parts + [f'<circle cx="{frame.x(step):.1f}" cy="{frame.y(value):.1f}" r="3" fill="{line.colour}"/>' for step, value in marked]

@@ -9,17 +9,22 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from flows.prefect_view.api import ViewApi
 from flows.prefect_view.board import RunBoard
 from flows.prefect_view.curves import MAX_POINTS
 from flows.prefect_view.news import event_of, log_line
-from flows.prefect_view.page import render_page, status_line
+from flows.prefect_view.page import Places, render_page, status_line
+from flows.prefect_view.served import PREFIX
+from flows.prefect_view.summary import render_summary
 from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.events import JournalLine
 from mem_core.domain.printable import printable
-from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, read_regular_text
+from mem_core.domain.run import RunResult
+from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, read_regular
 from mem_core.infrastructure.telemetry.progress import Progress, View
+from mem_core.infrastructure.telemetry.report_page import REPORT_NAME
 
 QUEUE_LIMIT = 2_000
 TICK_S = 0.5
@@ -28,7 +33,7 @@ FINAL_TRIES = 3
 FINAL_PAUSE_S = 0.7
 LOG_LIMIT = 2_000
 EVENT_LIMIT = 5_000
-RESULT_MARK = "```json"
+PAGE_TRIES = 3
 
 AnyLogger = logging.Logger | logging.LoggerAdapter[Any]
 
@@ -72,6 +77,8 @@ class PrefectView:
     _logged: int = 0
     _emitted: int = 0
     _attempt: int = 0
+    _page: str = ""
+    _page_tries: int = 0
 
     # -- what the run calls: cheap, never raises, never waits -------------------------------------------------------------
 
@@ -187,19 +194,28 @@ class PrefectView:
         self._introduced = True
 
     def _publish(self) -> None:
-        key = f"mem-{self.board.run_id}"
-        report = Path(self.run_folder) / "report.html" if self.run_folder else None
-        url = report.as_uri() if report is not None and report.exists() else ""
-        line = status_line(self.board)
-        self.api.put_artifact(key, "markdown", render_page(self.board, self.run_folder, url), line)
+        key, places, line = f"mem-{self.board.run_id}", self._places(), status_line(self.board)
+        self.api.put_artifact(key, "markdown", render_page(self.board, places), line)
         self.api.put_artifact(f"{key}-progress", "progress", round(self.board.percent, 2), line)
-        self._publish_result(f"{key}-result", line)
+        self._publish_result(f"{key}-result", places, line)
 
-    def _publish_result(self, key: str, line: str) -> None:
-        """At the end, for whoever submitted the run from elsewhere."""
+    def _places(self) -> Places:
+        if not self.run_folder:
+            return Places()
+        if not self._page and self._page_tries < PAGE_TRIES:
+            self._page_tries += 1
+            self._page = self.api.served_page(Path(self.run_folder))
+        report = Path(self.run_folder) / REPORT_NAME
+        report_file = report.as_uri() if report.exists() else ""
+        return Places(self.run_folder, report_file, urlsplit(self._page).path, PREFIX if self._page else "")
+
+    def _publish_result(self, key: str, places: Places, line: str) -> None:
+        """At the end, for people and for whoever submitted the run from elsewhere."""
         path = Path(self.run_folder) / "result.json"
         if self.board.ended is not None and self.run_folder and path.exists():
-            self.api.put_artifact(key, "markdown", f"# Result\n\n{RESULT_MARK}\n{read_regular_text(path, RECORD_LIMIT_BYTES)}\n```\n", line)
+            result = RunResult.model_validate_json(read_regular(path, RECORD_LIMIT_BYTES))
+            result = result.model_copy(update={"report_url": self._page or result.report_url})
+            self.api.put_artifact(key, "markdown", render_summary(result, self.board, places), line)
 
     def _poll(self) -> None:
         reason = self.api.stop_wanted()

@@ -12,7 +12,7 @@ from prefect.flow_runs import pause_flow_run
 from prefect.input import RunInput
 from pydantic import Field
 
-from flows.prefect_view.page import table
+from flows.prefect_view.markdown import table
 from mem_core.domain.policy import Approval, PolicyDecision
 from tasks.running import DrivenRun
 

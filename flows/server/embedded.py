@@ -236,8 +236,14 @@ def main(argv: list[str]) -> int:
 def _serve(listener: socket.socket, allowed_hosts: tuple[str, ...]) -> None:
     import uvicorn
     from prefect.server.api.server import create_app
+    from prefect.settings import PREFECT_UI_ENABLED
 
-    uvicorn.Server(uvicorn.Config(Gate(create_app(), allowed_hosts), log_level="error", lifespan="on")).run(sockets=[listener])
+    from flows.server.pages import Pages
+
+    app = create_app()
+    if PREFECT_UI_ENABLED.value():  # one for people, not one that a run keeps for itself
+        app = Pages(app, Settings.from_environment().mem_home)
+    uvicorn.Server(uvicorn.Config(Gate(app, allowed_hosts), log_level="error", lifespan="on")).run(sockets=[listener])
 
 
 def _migrate() -> None:

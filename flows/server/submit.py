@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import httpx
@@ -18,7 +19,7 @@ from prefect.states import Cancelling
 
 from flows.flow_request import refuse_large, refuse_relative_store, settled_request
 from flows.notebook import ShownResult
-from flows.prefect_view.publisher import RESULT_MARK
+from flows.prefect_view.summary import RESULT_MARK
 from flows.server.waiting import QUEUED, waits_for
 from mem_core.domain import errors
 from mem_core.domain.errors import EnvironmentUnfit, InternalError, Interrupted, MemError, RequestError
@@ -121,11 +122,19 @@ class RunHandle:
             for artifact in self._artifacts(client):
                 found = re.search(RESULT_MARK + r"\n(\{.*\})\n```", str(artifact.data), re.DOTALL)
                 if found:
-                    return ShownResult.model_validate(json.loads(found.group(1)))
+                    return ShownResult.model_validate(seen_from(PREFECT_API_URL.value() or "", json.loads(found.group(1))))
             raise InternalError(
                 "the run is completed and its result did not reach Prefect", value=run.name, remedy="Read result.json in the run folder."
             )
         raise _error_of(run)
+
+
+def seen_from(api_url: str, result: dict[str, Any]) -> dict[str, Any]:
+    """A result whose `report_url` leads to the server by the name that is asked here: the run may know it by another. Pure."""
+    url, here = urlsplit(str(result.get("report_url", ""))), urlsplit(api_url)
+    if not (url.scheme.startswith("http") and here.netloc):
+        return result
+    return {**result, "report_url": url._replace(scheme=here.scheme, netloc=here.netloc).geturl()}
 
 
 def _error_of(run: FlowRun) -> MemError:

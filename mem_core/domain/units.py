@@ -40,6 +40,11 @@ def parse_bytes(text: int | str) -> int:
     return size_bytes
 
 
+def format_short(duration_s: float) -> str:
+    """As `format_seconds`, and milliseconds below a second: `0.042` -> `42 ms`."""
+    return f"{duration_s * 1e3:.0f} ms" if duration_s < 1 else format_seconds(duration_s)
+
+
 def format_seconds(duration_s: float) -> str:
     """`3725.2` -> `1 h 02 min`; `8.14` -> `8.1 s`."""
     if duration_s < 60:

@@ -43,6 +43,8 @@ TABLE: dict[str, Try] = {
     "kill -9 -PGID": Try("kill it"),
     ".venv/bin/mem --help": Try("quick"),
     ".venv/bin/mem doctor deployments/demo.yaml": Try("quick"),
+    ".venv/bin/mem data deployments/demo.yaml --rows 2": Try("quick"),
+    "mem data REQUEST.yaml": Try("quick", f"{MEM} data {DEMO}"),
     ".venv/bin/mem status demo": Try("quick"),
     ".venv/bin/mem checkpoints list demo": Try("quick"),
     ".venv/bin/mem checkpoints verify demo": Try("quick"),

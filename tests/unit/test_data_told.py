@@ -8,7 +8,7 @@ from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.events import DataPrepared
 from mem_core.domain.request import DataSection
 from mem_core.domain.run import DataSummary
-from mem_core.infrastructure.telemetry.report import render_report
+from mem_core.infrastructure.telemetry.report_page.page import render_report
 from mem_core.runtime.data.encoding.notices import coverage
 from mem_core.runtime.data.encoding.sequences import RowForm
 from mem_core.runtime.data.encoding.tokenize_process import prepare_here
@@ -38,8 +38,9 @@ def test_counts_reach_result_and_report(tmp_path: Path) -> None:
     assert told.bad_rows == (f"{tmp_path}/rows.jsonl:2: a list where an object is due",)
     assert told.dropped_rows == {"blank_lines": 1}
     page = render_report(load_report_data(tmp_path / "run"))
-    assert "<h2>Data</h2>" in page
-    assert "4 documents of 1 file make 4 sequences" in page
+    assert '<h2 id="data">Data</h2>' in page
+    for name, number in (("files", 1), ("documents", 4), ("sequences trained on", 4), ("bad rows", 1)):
+        assert f'<td>{name}</td><td class="number">{number}</td>' in page
     told = ("rows.jsonl:2: a list where an object is due", "blank lines", "the beginning of the prompt gave way", "1 bad row was skipped")
     for words in told:
         assert words in page
@@ -49,7 +50,7 @@ def test_a_journal_of_an_older_version_has_no_such_part(tmp_path: Path) -> None:
     state = StateManager.acquire(tmp_path, "run")
     state.start_attempt(None)
     state.release()
-    assert "<h2>Data</h2>" not in render_report(load_report_data(tmp_path / "run"))
+    assert 'id="data"' not in render_report(load_report_data(tmp_path / "run"))
 
 
 def test_a_loss_over_whole_conversations_is_a_warning_in_the_report_too(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from flows.prefect_view.board import NUM_CHECKPOINTS, NUM_FAULTS, RunBoard
 from flows.prefect_view.curves import MAX_POINTS, Curve, curve_svg, data_url
+from flows.prefect_view.markdown import table
 from flows.prefect_view.news import MemEvent, event_of, log_line
-from flows.prefect_view.page import render_page, status_line, table
+from flows.prefect_view.page import Places, render_page, status_line
 from flows.prefect_view.publisher import LOG_LIMIT, QUEUE_LIMIT, Pace, PrefectView
 from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.checkpoint import CheckpointVerdict
@@ -79,7 +80,7 @@ def test_the_board_counts_everything_and_shows_the_newest() -> None:
     assert (board.num_segments, board.num_validated, board.num_faults) == (100, 100, 100)
     assert (len(board.checkpoints), len(board.faults)) == (NUM_CHECKPOINTS, NUM_FAULTS)
     assert board.percent == 100.0
-    page = render_page(board, "/runs/r", "")
+    page = render_page(board, Places("/runs/r"))
     assert f"newest {NUM_FAULTS} of 100" in page
     assert "after 1.5 s" in page
     assert "x \\| y &lt;b>" in page
@@ -90,11 +91,14 @@ def test_the_line_of_a_run_in_training_says_the_most_wanted_first_and_keeps_what
     """An evaluation knows no loss: the newest known one stays, and what is being done is said."""
     board = RunBoard("r", 1_000)
     board.add_line(line(0, judged(100)))
-    board.add_view(ProgressView(step=150, total_steps=1_000, loss=2.5, tokens_per_s=6_311.4, phase="step"))
+    board.add_view(ProgressView(step=150, total_steps=1_000, loss=2.5, tokens_per_s=6_311.4, phase="step"), 2e9)
     assert status_line(board) == "step 150 of 1,000 (15.0 %) · loss 2.5000 · 6,311 tokens/s · step 100 proven"
-    board.add_view(ProgressView(step=160, total_steps=1_000, phase="evaluate"))
-    assert status_line(board) == "step 160 of 1,000 (16.0 %) · loss 2.5000 · 6,311 tokens/s · step 100 proven · now: evaluate"
-    assert "| tokens a second | 6,311 |" in render_page(board, "/runs/r", "")
+    board.add_view(ProgressView(step=160, total_steps=1_000, phase="evaluate"), 2e9 + 10)
+    assert (
+        status_line(board)
+        == "step 160 of 1,000 (16.0 %) · 14 min 00 s left · loss 2.5000 · 6,311 tokens/s · step 100 proven · now: evaluate"
+    )
+    assert "| tokens a second | 6,311 |" in render_page(board, Places("/runs/r"))
 
 
 def test_fresh_workers_take_nothing_off_the_page() -> None:
@@ -110,15 +114,15 @@ def test_an_amount_is_drawn_from_zero() -> None:
     curve = Curve()
     for step, value in ((1, 339.0), (2, 363.0)):
         curve.add(step, value)
-    assert ">0.00<" in curve_svg(curve, "Memory", "#000", from_zero=True)
-    assert ">0.00<" not in curve_svg(curve, "Memory", "#000")
+    assert ">0<" in curve_svg(curve, "Memory", "#000", from_zero=True)
+    assert ">0<" not in curve_svg(curve, "Memory", "#000")
 
 
 def test_a_checkpoint_says_when_it_is_gone_and_small_times_in_milliseconds() -> None:
     board = RunBoard("r", 100)
     board.add_line(line(0, CheckpointCommitted(step=10, size_bytes=5, duration_s=0.042)))
     board.add_line(line(1, CheckpointRemoved(step=10, reason="rotation")))
-    assert "| 42 ms |  | no (rotation) |" in render_page(board, "/runs/r", "")
+    assert "| 42 ms |  | no (rotation) |" in render_page(board, Places("/runs/r"))
 
 
 def test_a_line_read_twice_is_folded_once() -> None:
@@ -165,6 +169,7 @@ class Api:
     def __init__(self, error: Exception | None = None, stop: str = "", refuse_first: int = 0) -> None:
         self.error, self.stop, self.refusals_left = error, stop, refuse_first
         self.calls: list[tuple[str, Any]] = []
+        self.page = ""
 
     def __enter__(self) -> "Api":
         return self
@@ -192,6 +197,10 @@ class Api:
     def stop_wanted(self) -> str:
         self._call("poll", None)
         return self.stop
+
+    def served_page(self, run_folder: Path) -> str:
+        self._call("served", run_folder)
+        return self.page
 
 
 def view_of(api: Api, asked: list[str] | None = None, pace: Pace | None = None) -> PrefectView:

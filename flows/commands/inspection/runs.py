@@ -122,12 +122,13 @@ def remote_rows(objects: Iterable[ObjectStat]) -> list[RunRow]:
 
 def table(rows: list[RunRow], now_unix_s: float) -> list[str]:
     """Lines of plain text, one a run under a heading; columns as wide as what is in them."""
-    cells = [COLUMNS, *(_cells(row, now_unix_s) for row in rows)]
+    cells = [COLUMNS, *(cells_of(row, now_unix_s) for row in rows)]
     widths = [max(len(line[index]) for line in cells) for index in range(len(COLUMNS))]
     return ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in cells]
 
 
-def _cells(row: RunRow, now_unix_s: float) -> tuple[str, ...]:
+def cells_of(row: RunRow, now_unix_s: float) -> tuple[str, ...]:
+    """A run in words, one for each of COLUMNS."""
     return (
         row.run_id,
         row.state,

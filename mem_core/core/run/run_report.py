@@ -7,6 +7,7 @@ from typing import Any, cast
 from mem_core.core.run.fold import RunFold
 from mem_core.core.run.record import sealed_text
 from mem_core.domain.events import (
+    AttemptStarted,
     CheckpointCommitted,
     CheckpointJudged,
     CheckpointRemoved,
@@ -16,12 +17,15 @@ from mem_core.domain.events import (
     MemoryPlanChanged,
     Noted,
     PolicyDecided,
+    Resumed,
+    RunEnded,
 )
 from mem_core.infrastructure.storage.reading import parse_json, read_json, why
 from mem_core.infrastructure.telemetry.journal_reader import read_journal_lines
 from mem_core.infrastructure.telemetry.metrics import read_metrics_and_notes
-from mem_core.infrastructure.telemetry.report import REPORT_NAME, render_report
-from mem_core.infrastructure.telemetry.report_data import CheckpointRow, ReportData, Timeline
+from mem_core.infrastructure.telemetry.report_page import REPORT_NAME
+from mem_core.infrastructure.telemetry.report_page.data import AttemptRow, CheckpointRow, ReportData, Timeline
+from mem_core.infrastructure.telemetry.report_page.page import render_report
 
 
 def write_report(run_folder: Path) -> Path:
@@ -84,9 +88,9 @@ def gather_timeline(lines: list[JournalLine]) -> Timeline:
     timeline = Timeline()
     if lines:
         timeline.first_unix_s, timeline.last_unix_s = lines[0].time_unix_s, lines[-1].time_unix_s
-        timeline.num_attempts = len({line.attempt for line in lines})
     for line in lines:
         event = line.event
+        _note_attempt(timeline.attempts, line)
         match event:
             case CheckpointCommitted() | CheckpointJudged() | CheckpointRemoved():
                 _note_checkpoint(timeline.checkpoints, event)
@@ -103,6 +107,21 @@ def gather_timeline(lines: list[JournalLine]) -> Timeline:
             case _:
                 pass
     return timeline
+
+
+def _note_attempt(rows: list[AttemptRow], line: JournalLine) -> None:
+    if not rows or rows[-1].attempt != line.attempt:
+        rows.append(AttemptRow(line.attempt, line.time_unix_s, line.time_unix_s))
+    rows[-1].last_unix_s = line.time_unix_s
+    match line.event:
+        case AttemptStarted():
+            rows[-1].resumed_step = line.event.resumed_step
+        case Resumed():
+            rows[-1].resumed_step = line.event.step if rows[-1].resumed_step is None else rows[-1].resumed_step
+        case RunEnded():
+            rows[-1].ended = line.event.status
+        case _:
+            pass
 
 
 def _note_checkpoint(rows: dict[int, CheckpointRow], event: CheckpointCommitted | CheckpointJudged | CheckpointRemoved) -> None:

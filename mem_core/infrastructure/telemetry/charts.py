@@ -19,6 +19,7 @@ _COLOURS = {"fg": "#010203", "muted": "#010204", "line": "#010205", "accent": "#
 _MAX_MARKS = 300
 _MAX_LINES = 40  # more marks than that are short ticks at the top, so that they do not hide the curve
 _MAX_DOTS = 60
+_ROUND = [1, 2, 5, 10]  # marks of an axis are 1, 2 or 5 times a power of ten apart
 _WIDE_INCHES, _NARROW_INCHES = (10.6, 3.1), (5.2, 2.5)
 _MARGINS_INCHES = (0.5, 0.42, 0.1, 0.28)
 
@@ -26,12 +27,12 @@ _MARGINS_INCHES = (0.5, 0.42, 0.1, 0.28)
 @dataclass(frozen=True, slots=True)
 class Series:
     """One line of a chart. x, y: (n,), already thinned. `faint` lies behind, `main` in front, `points` and
-    `more` are dots on a line, `limit` is dashed."""
+    `more` are dots on a line, `level` and `limit` are dashed."""
 
     label: str
     x: NDArray[np.generic]
     y: NDArray[np.generic]
-    look: Literal["faint", "main", "points", "more", "limit"] = "main"
+    look: Literal["faint", "main", "points", "more", "level", "limit"] = "main"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,10 @@ def draw(chart: Chart) -> Html:
         return element("figure", element("figcaption", chart.title), element("p", "No values were recorded.", css="quiet"), css="chart")
     is_log = _needs_log(shown)
     unit = element("small", f" {chart.y_label}{', logarithmic' if is_log else ''}")
-    picture = element("div", Html(_svg(chart, shown, is_log=is_log)), css="scroll", role="img", aria_label=chart.alt)
+    pictures = [element("div", Html(_svg(chart, shown, is_log=is_log, wide=False)), css="at-narrow" if chart.wide else "")]
+    if chart.wide:  # its letters would be too small on a telephone
+        pictures.insert(0, element("div", Html(_svg(chart, shown, is_log=is_log, wide=True)), css="at-wide"))
+    picture = element("div", *pictures, role="img", aria_label=chart.alt)
     return element("figure", element("figcaption", chart.title, unit), picture, css="chart wide" if chart.wide else "chart")
 
 
@@ -68,12 +72,14 @@ def _needs_log(shown: Sequence[Series]) -> bool:
     return bool(values.min() > 0 and values.max() > 12 * np.median(values))
 
 
-def _svg(chart: Chart, shown: Sequence[Series], *, is_log: bool) -> str:
+def _svg(chart: Chart, shown: Sequence[Series], *, is_log: bool, wide: bool) -> str:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": chart.title, "path.simplify_threshold": 0.3, "font.size": 8.5}):
-        width, height = _WIDE_INCHES if chart.wide else _NARROW_INCHES
+    with mpl.rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": f"{chart.title} {wide}", "path.simplify_threshold": 0.3, "font.size": 8.5}
+    ):
+        width, height = _WIDE_INCHES if wide else _NARROW_INCHES
         left, bottom, right, top = _MARGINS_INCHES
         figure = Figure(figsize=(width, height))
         axes = figure.add_axes((left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height))
@@ -82,7 +88,7 @@ def _svg(chart: Chart, shown: Sequence[Series], *, is_log: bool) -> str:
             _plot(axes, series)
         _scale(axes, _values(shown), is_log=is_log)
         _marks(axes, chart)
-        _legend(axes)
+        _legend(axes, num_columns=6 if wide else 4)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     return _inline(buffer.getvalue())
@@ -97,7 +103,7 @@ def _style(axes: "Axes") -> None:
     axes.set_axisbelow(True)
     axes.tick_params(colors=_COLOURS["muted"], length=3, width=0.6)
     axes.set_xlabel("step", color=_COLOURS["muted"])
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, steps=_ROUND))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
@@ -111,6 +117,8 @@ def _plot(axes: "Axes", series: Series) -> None:
             line = "-" if series.look == "points" else ":"
             dots = f"o{line}" if series.x.size <= _MAX_DOTS else line
             axes.plot(series.x, series.y, dots, color=_COLOURS["second"], linewidth=0.9, markersize=2.5, label=series.label)
+        case "level":
+            axes.plot(series.x, series.y, "--", color=_COLOURS["second"], linewidth=1.2, label=series.label)
         case "limit":
             axes.plot(series.x, series.y, "--", color=_COLOURS["bad"], linewidth=1.1, label=series.label)
 
@@ -125,17 +133,20 @@ def _scale(axes: "Axes", values: NDArray[np.float64], *, is_log: bool) -> None:
         axes.yaxis.set_minor_formatter(NullFormatter())
         return
     low, high = float(values.min()), float(values.max())
+    whole = bool((values == np.round(values)).all())
     if 0 <= low < 0.5 * high:
         axes.set_ylim(0, high * 1.06)
+    elif low == high and whole:
+        axes.set_ylim(low - 1, high + 1)
     elif low == high:
         axes.set_ylim(low - max(abs(low) * 0.5, 1e-9), high + max(abs(high) * 0.5, 1e-9))
-    _linear_ticks(axes, high, whole=bool((values == np.round(values)).all()))
+    _linear_ticks(axes, high, whole=whole)
 
 
 def _linear_ticks(axes: "Axes", high: float, *, whole: bool) -> None:
     from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=whole))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=whole, steps=_ROUND))
     if high >= 10_000:
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     elif 0 < high < 0.01:
@@ -155,13 +166,13 @@ def _marks(axes: "Axes", chart: Chart) -> None:
             axes.axvline(step, looks[1], color=_COLOURS[colour], linestyle=looks[0], linewidth=0.8, alpha=0.75, label=name)
 
 
-def _legend(axes: "Axes") -> None:
+def _legend(axes: "Axes", num_columns: int) -> None:
     if len(axes.get_legend_handles_labels()[1]) < 2:
         return
     legend = axes.legend(
         loc="lower right",
         bbox_to_anchor=(1.01, 0.99),
-        ncols=6,
+        ncols=num_columns,
         frameon=False,
         labelcolor=_COLOURS["fg"],
         borderaxespad=0.1,

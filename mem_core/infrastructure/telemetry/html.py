@@ -1,6 +1,7 @@
 """Small building blocks of the report page. Everything is escaped unless it is `Html`, which only this package makes."""
 
 import html
+import re
 from collections.abc import Iterable, Sequence
 
 
@@ -63,8 +64,17 @@ def _cell(value: Cell, *, numeric: bool) -> Html:
 
 
 def section(title: str, *content: object, note: str = "") -> Html:
-    """A titled part of the page."""
-    return element("section", element("h2", title), element("p", note, css="quiet") if note else "", *content)
+    """A titled part of the page, which `contents` leads to."""
+    name = title.lower().replace(" ", "-")
+    body = (element("h2", title, id=name), element("p", note, css="quiet") if note else "", *content)
+    return element("section", *body, aria_labelledby=name)
+
+
+def contents(sections: Iterable[Html]) -> Html:
+    """Links to the sections, empty ones left out."""
+    found = (re.match(r'<section[^>]*><h2 id="([^"]+)">([^<]+)</h2>', text) for text in sections)
+    links = [element("a", Html(match[2]), href=f"#{match[1]}") for match in found if match]
+    return element("nav", *links, aria_label="Parts of this page")
 
 
 def details(summary: str, *content: object) -> Html:

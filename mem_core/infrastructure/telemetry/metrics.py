@@ -162,6 +162,11 @@ def spike_indices(values: NDArray[np.floating], max_points: int = 2_000) -> NDAr
     return chosen[finite[chosen]].astype(np.int64)
 
 
+def smoothing_window(num_values: int) -> int:
+    """Over how many steps the pages take means: long enough to tell from the noise of a batch, short beside the run."""
+    return max(5, num_values // 150)
+
+
 def rolling_mean(values: NDArray[np.floating], window: int) -> NDArray[np.float64]:
     """Centred mean over `window` values, shorter at the ends, of the finite ones among them; NaN where there is none. (n,) -> (n,)."""
     finite = np.isfinite(values)

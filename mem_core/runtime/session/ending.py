@@ -9,7 +9,7 @@ from mem_core.domain.events import Noted, RunEnded
 from mem_core.domain.run import RunResult
 from mem_core.infrastructure.storage.whole_file import write_atomically
 from mem_core.infrastructure.telemetry.live import remove_live
-from mem_core.infrastructure.telemetry.report import REPORT_NAME
+from mem_core.infrastructure.telemetry.report_page import REPORT_NAME
 from mem_core.runtime.proof.validator_process import ValidatorProcess
 from mem_core.runtime.ranks.port import Ranks
 from mem_core.runtime.session.attempt import Attempt

@@ -5,16 +5,17 @@ from typing import Any
 
 from mem_core.domain.events import PolicyDecided
 from mem_core.domain.plan import MemoryPlan
-from mem_core.domain.results.evaluation import rows_words
+from mem_core.domain.results.evaluation import SetFigures, rows_words
 from mem_core.domain.run import FaultRecord
-from mem_core.domain.units import format_bytes, format_seconds
+from mem_core.domain.units import format_bytes, format_seconds, format_short
 from mem_core.infrastructure.telemetry.html import Cell, Html, chip, counted, details, element, escape, join, section, table
 from mem_core.infrastructure.telemetry.metrics import figures_of
-from mem_core.infrastructure.telemetry.report_data import CheckpointRow, ReportData
-from mem_core.infrastructure.telemetry.report_summary import shown_time
+from mem_core.infrastructure.telemetry.report_page.data import CheckpointRow, ReportData
+from mem_core.infrastructure.telemetry.report_page.summary import shown_time
 
 _SEVERITY_TONES = {"ok": "good", "notice": "plain", "warning": "warn", "failure": "bad"}
 _MAX_TEXT = 600
+_MOMENT = "_unix_s"
 
 
 def _short(text: str) -> str:
@@ -54,20 +55,24 @@ def data_section(data: ReportData) -> Html:
     seen = data.result.data
     if seen is None:
         return Html("")
-    note = (
-        f"{counted(seen.num_documents, 'document')} of {counted(seen.num_files, 'file')} make {counted(seen.num_sequences, 'sequence')} "
-        f"with {seen.num_tokens:,} tokens, of which {seen.trained_tokens:,} are trained on in an epoch; "
-        f"{counted(seen.num_validation_sequences, 'sequence')} held out."
-    )
-    left_out: list[tuple[Cell, ...]] = [(_LEFT_OUT_WORDS.get(kind, kind), number) for kind, number in seen.dropped_rows.items()]
+    epoch = "" if seen.steps_per_epoch is None else f"{seen.steps_per_epoch:,.4g} steps see every row once"
+    amounts: list[tuple[Cell, ...]] = [
+        ("files", seen.num_files, ""),
+        ("documents", seen.num_documents, ""),
+        ("sequences trained on", seen.num_sequences, epoch),
+        ("sequences held out", seen.num_validation_sequences, "for validation, never trained on"),
+        ("tokens", seen.num_tokens, ""),
+        ("tokens that count in the loss", seen.trained_tokens, "in an epoch"),
+        *((_LEFT_OUT_WORDS.get(kind, kind), number, "not trained on, or not whole") for kind, number in seen.dropped_rows.items()),
+        ("bad rows", seen.num_bad_rows, "skipped" if seen.num_bad_rows else "every row could be read"),
+    ]
     bad: list[tuple[Cell, ...]] = [(_short(row),) for row in seen.bad_rows]
     more = f" (of {seen.num_bad_rows:,})" if seen.num_bad_rows > len(seen.bad_rows) else ""
     return section(
         "Data",
-        table("Notes on the rows", ("what",), [(_short(text),) for text in seen.notes], empty=""),
-        table("Not trained on, or not whole", ("what", "how many"), left_out, empty="Every row is trained on whole."),
+        table("What the files hold", ("what", "how many", ""), amounts, empty=""),
         table(f"Bad rows that were skipped{more}", ("file, line and reason",), bad, empty=""),
-        note=note,
+        table("Notes on the rows", ("what",), [(_short(text),) for text in dict.fromkeys(seen.notes)], empty=""),
     )
 
 
@@ -76,20 +81,23 @@ def evaluation_section(data: ReportData) -> Html:
     result = data.result
     found = {event.step: event for event in data.timeline.evaluations if event.step <= result.applied_steps}
     best = result.best.step if result.best is not None else None
-    rows: list[tuple[Cell, ...]] = [
-        (
-            f"{step:,}{', the best' if step == best else ''}", name, f"{figures.loss:.4f}", f"{figures.perplexity:.4g}",
-            f"{figures.token_accuracy:.1%}" if figures.token_accuracy is not None else "–", rows_words(figures.rows, figures.rows_total),
-        )
+    rows = [
+        _evaluated(f"{step:,}{', the best' if step == best else ''}", name, figures)
         for step in sorted(found, reverse=True)
         for name, figures in figures_of(found[step]).items()
-    ]  # fmt: skip
+    ]
     if not rows:
         return Html("")
     stopped = result.stopped_early
     note = f"Stopped early after step {stopped.step:,}: {stopped.metric} no longer fell." if stopped is not None else ""
     header = ("after step", "set", "loss", "perplexity", "tokens right", "over")
     return section("Held-out rows", table("Evaluations", header, rows, empty=""), note=note)
+
+
+def _evaluated(step: str, name: str, figures: SetFigures) -> tuple[Cell, ...]:
+    right = f"{figures.token_accuracy:.1%}" if figures.token_accuracy is not None else "–"
+    over = rows_words(figures.rows, figures.rows_total) if figures.rows_total else "–"
+    return (step, name, f"{figures.loss:.4f}", f"{figures.perplexity:.4g}", right, over)
 
 
 def checkpoints_section(data: ReportData) -> Html:
@@ -116,7 +124,7 @@ def _checkpoint_row(row: CheckpointRow) -> tuple[Cell, ...]:
     else:
         word = chip("valid", "good") if verdict.valid else chip("rejected", "bad")
         judged = join((word, " ", _short("; ".join(verdict.reasons))))
-    saved = format_seconds(row.save_s) + (f" (saved {row.times_saved} times)" if row.times_saved > 1 else "")
+    saved = format_short(row.save_s) + (f" (saved {row.times_saved} times)" if row.times_saved > 1 else "")
     fate = f"removed: {_short(row.removed)}" if row.removed else "kept"
     return (row.step, format_bytes(row.size_bytes), saved, judged, verdict.level if verdict else None, _code(row.weights_digest[:16]), fate)
 
@@ -199,17 +207,25 @@ def environment_section(data: ReportData) -> Html:
 
 
 def identity_section(data: ReportData) -> Html:
-    """Digests and fingerprints: what two runs are compared by."""
+    """Digests, fingerprints and versions: what two runs are compared by."""
     result = data.result
-    versions = data.timeline.environment.versions if data.timeline.environment else {}
     facts = {
         "trajectory digest": result.trajectory_digest,
         "weights digest": result.weights_digest,
-        **_flat(data.facts),
-        **{f"version of {name}": version for name, version in versions.items()},
+        **_flat({name: value for name, value in data.facts.items() if name not in ("versions", "run_id")}),
+        **{f"version of {name}": words for name, words in _versions(data).items()},
     }
     rows: list[tuple[Cell, ...]] = [(name, _code(_short(str(value)))) for name, value in facts.items()]
     return section("Identity", table("Digests, fingerprints and versions", ("what", "value"), rows, empty=""))
+
+
+def _versions(data: ReportData) -> dict[str, str]:
+    """Each once: that of the newest attempt, with the one that the run was born with where they differ."""
+    now = data.timeline.environment.versions if data.timeline.environment else {}
+    stored = data.facts.get("versions")
+    born = {name: str(value) for name, value in stored.items()} if isinstance(stored, dict) else {}
+    versions = {**born, **now}
+    return {name: f"{value} (born with {born[name]})" if born.get(name, value) != value else value for name, value in versions.items()}
 
 
 def _flat(tree: dict[str, Any], prefix: str = "", depth: int = 3) -> dict[str, str]:
@@ -217,7 +233,9 @@ def _flat(tree: dict[str, Any], prefix: str = "", depth: int = 3) -> dict[str, s
     for name, value in tree.items():
         if isinstance(value, dict) and depth > 0:
             flat.update(_flat(value, f"{prefix}{name} / ", depth - 1))
-        else:
+        elif name.endswith(_MOMENT) and isinstance(value, int | float):
+            flat[f"{prefix}{name.removesuffix(_MOMENT)}"] = shown_time(value)
+        elif value is not None:
             flat[f"{prefix}{name}"] = value if isinstance(value, str) else json.dumps(value)
     return flat
 
@@ -232,8 +250,17 @@ def request_section(data: ReportData) -> Html:
 
 def problems_section(data: ReportData) -> Html:
     """Notes of the run, and what this report could not read."""
-    notes: list[tuple[Cell, ...]] = [(_when(time_s), _short(text)) for time_s, text in data.timeline.notes]
-    parts = [table("Notes in the journal", ("when", "note"), notes, empty="")] if notes else []
-    if data.problems:
-        parts.append(table("Left out because it could not be read", ("what",), [(problem,) for problem in data.problems], empty=""))
-    return section("Notes", *parts) if parts else Html("")
+    told = set(data.result.data.notes) if data.result.data else set[str]()
+    parts = [table("Notes in the journal", ("when", "note", "times"), _noted(data, told), empty="")]
+    problems: list[tuple[Cell, ...]] = [(problem,) for problem in data.problems]
+    parts.append(table("Left out because it could not be read", ("what",), problems, empty=""))
+    return section("Notes", *parts) if any(parts) else Html("")
+
+
+def _noted(data: ReportData, told: set[str]) -> list[tuple[Cell, ...]]:
+    """Each note once, at the moment when it was first made; those that stand elsewhere on the page not at all."""
+    found: dict[str, tuple[float, int]] = {}
+    for time_s, text in data.timeline.notes:
+        first_s, times = found.get(text, (time_s, 0))
+        found[text] = (first_s, times + 1)
+    return [(_when(time_s), _short(text), times) for text, (time_s, times) in found.items() if text not in told]

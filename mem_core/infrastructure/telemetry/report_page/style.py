@@ -24,7 +24,7 @@ CSS: Final = """
 :root { color-scheme: light dark;
   --bg: #f6f7f8; --card: #ffffff; --fg: #1c2126; --muted: #5d6770; --line: #dfe3e6;
   --accent: #2563c9; --second: #b8620f; --bad: #c03428; --good: #1f7a4d; --warn: #8f5a00; }
-@media (prefers-color-scheme: dark) { :root {
+@media screen and (prefers-color-scheme: dark) { :root {
   --bg: #121518; --card: #1a1e23; --fg: #e5e8eb; --muted: #9ba5ae; --line: #333a41;
   --accent: #74a9ff; --second: #f0a35c; --bad: #ff7b6e; --good: #5fcf97; --warn: #e9b44c; } }
 * { box-sizing: border-box; }
@@ -49,6 +49,10 @@ p { margin: 6px 0; }
 .chart figcaption small { font-weight: 400; color: var(--muted); margin-left: 4px; }
 .chart svg { display: block; width: 100%; height: auto; }
 .chart svg * { stroke-linejoin: round; stroke-linecap: butt; }
+.at-narrow { display: none; }
+nav { display: flex; flex-wrap: wrap; gap: 4px 16px; margin: 18px 0 0; font-size: 13.5px; }
+a { color: var(--accent); }
+:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
 .scroll { overflow-x: auto; } .scroll + .scroll { margin-top: 16px; }
 table { border-collapse: collapse; width: 100%; font-size: 13.5px; background: var(--card); }
 caption { text-align: left; color: var(--muted); font-size: 13px; padding: 0 0 6px; background: var(--bg); }
@@ -68,8 +72,12 @@ h1 .chip { font-size: 14px; vertical-align: 4px; margin-left: 6px; }
 .bar > span { min-width: 1px; }
 .key { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin-right: 7px; }
 footer { margin-top: 40px; color: var(--muted); font-size: 12.5px; }
-@media (max-width: 760px) { main { padding: 18px 12px 40px; } .charts { grid-template-columns: minmax(0, 1fr); }
-  .chart.wide svg { min-width: 640px; }
+@media screen and (max-width: 760px) { main { padding: 18px 12px 40px; } .charts { grid-template-columns: minmax(0, 1fr); }
+  .at-wide { display: none; } .at-narrow { display: block; }
   h1 { font-size: 22px; } .cards { grid-template-columns: repeat(2, minmax(0, 1fr)); } th, td { padding: 6px 7px; } }
-@media print { body { background: #fff; } .chart, section { break-inside: avoid; } }
+@media print { :root { --bg: #ffffff; } main { max-width: none; padding: 0; } nav { display: none; }
+  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+  body { font-size: 10.5pt; } table { font-size: 8.5pt; } th, td { padding: 3px 6px; max-width: none; }
+  .cards { grid-template-columns: repeat(4, 1fr); } .scroll { overflow: visible; } pre { white-space: pre-wrap; overflow-wrap: anywhere; }
+  h2, caption { break-after: avoid; } thead { display: table-header-group; } tr, figure, .cards > div, .bar { break-inside: avoid; } }
 """

@@ -15,7 +15,7 @@ from mem_core.domain.events import (
     PolicyDecided,
 )
 from mem_core.domain.run import RunResult
-from mem_core.infrastructure.telemetry.metrics import Columns
+from mem_core.infrastructure.telemetry.metrics import Columns, smoothing_window
 
 
 @dataclass(slots=True)
@@ -32,6 +32,26 @@ class CheckpointRow:
 
 
 @dataclass(slots=True)
+class AttemptRow:
+    """One attempt: its first and last line, what it went on from, and how it ended ("" where nothing was said any more)."""
+
+    attempt: int
+    began_unix_s: float
+    last_unix_s: float
+    resumed_step: int | None = None
+    ended: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SmoothedLoss:
+    """The training loss without the noise of one batch: means of the first and of the last `window` steps."""
+
+    first: float
+    last: float
+    window: int
+
+
+@dataclass(slots=True)
 class Timeline:
     """What the report lists beside the folded result, in journal order."""
 
@@ -40,10 +60,10 @@ class Timeline:
     plan_changes: list[MemoryPlanChanged] = field(default_factory=list[MemoryPlanChanged])
     evaluations: list[Evaluated] = field(default_factory=list[Evaluated])
     notes: list[tuple[float, str]] = field(default_factory=list[tuple[float, str]])
+    attempts: list[AttemptRow] = field(default_factory=list[AttemptRow])
     environment: EnvironmentReport | None = None
     first_unix_s: float = 0.0
     last_unix_s: float = 0.0
-    num_attempts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +86,15 @@ class ReportData:
     def steps(self) -> NDArray[np.int64]:
         """The step of each row, (n,)."""
         return self.columns["step"].astype(np.int64)
+
+    def smoothed_loss(self) -> SmoothedLoss | None:
+        """None where no step with a finite loss was recorded."""
+        loss = self.column("loss")
+        loss = loss[np.isfinite(loss)]
+        if not loss.size:
+            return None
+        window = min(smoothing_window(loss.size), max(1, loss.size // 2))
+        return SmoothedLoss(float(loss[:window].mean()), float(loss[-window:].mean()), window)
 
     @property
     def max_steps(self) -> int | None:

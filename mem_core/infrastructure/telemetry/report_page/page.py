@@ -2,10 +2,10 @@
 
 from mem_core.domain.units import format_seconds
 from mem_core.infrastructure.telemetry.charts import draw
-from mem_core.infrastructure.telemetry.html import Html, counted, element, join, section
-from mem_core.infrastructure.telemetry.report_charts import all_charts, non_finite_steps
-from mem_core.infrastructure.telemetry.report_data import ReportData
-from mem_core.infrastructure.telemetry.report_sections import (
+from mem_core.infrastructure.telemetry.html import Html, contents, counted, element, join, section
+from mem_core.infrastructure.telemetry.report_page.curves import all_charts, non_finite_steps
+from mem_core.infrastructure.telemetry.report_page.data import ReportData
+from mem_core.infrastructure.telemetry.report_page.sections import (
     checkpoints_section,
     data_section,
     environment_section,
@@ -17,10 +17,8 @@ from mem_core.infrastructure.telemetry.report_sections import (
     problems_section,
     request_section,
 )
-from mem_core.infrastructure.telemetry.report_style import CSS
-from mem_core.infrastructure.telemetry.report_summary import goodput_bar, headline, key_numbers, shown_time, status_chip
-
-REPORT_NAME = "report.html"
+from mem_core.infrastructure.telemetry.report_page.style import CSS
+from mem_core.infrastructure.telemetry.report_page.summary import goodput_bar, headline, key_numbers, shown_time, status_chip
 
 
 def render_report(data: ReportData) -> str:
@@ -39,10 +37,19 @@ def render_report(data: ReportData) -> str:
 
 
 def _parts(data: ReportData) -> tuple[Html, ...]:
+    sections = _sections(data)
     return (
         element("h1", "Run ", data.result.run_id, " ", status_chip(data.result)),
         element("p", headline(data), css="headline"),
         key_numbers(data),
+        contents(sections),
+        *sections,
+        element("footer", f"Folded from the journal up to {shown_time(data.timeline.last_unix_s)}. Written by MEM."),
+    )
+
+
+def _sections(data: ReportData) -> tuple[Html, ...]:
+    return (
         _charts(data),
         section("Where the time went", goodput_bar(data), note=_goodput_note(data)),
         data_section(data),
@@ -55,7 +62,6 @@ def _parts(data: ReportData) -> tuple[Html, ...]:
         identity_section(data),
         request_section(data),
         problems_section(data),
-        element("footer", f"Folded from the journal up to {shown_time(data.timeline.last_unix_s)}. Written by MEM."),
     )
 
 
@@ -68,7 +74,5 @@ def _charts(data: ReportData) -> Html:
 
 def _goodput_note(data: ReportData) -> str:
     goodput = data.result.goodput
-    waited_s = sum(goodput.seconds.values()) - goodput.lived_s
-    waited = f" Between attempts nobody had asked it to go on for {format_seconds(waited_s)}, which count neither way." if waited_s else ""
     lived = f"{format_seconds(goodput.lived_s)} in which an attempt lived, {goodput.fraction:.1%} of them productive"
-    return f"Every second of the run is in one bucket: {lived}.{waited}"
+    return f"Every second of the run is in one bucket: {lived}."

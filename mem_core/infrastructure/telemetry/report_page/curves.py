@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mem_core.infrastructure.telemetry.charts import Chart, Series, describe
-from mem_core.infrastructure.telemetry.metrics import figures_of, rolling_mean, spike_indices
-from mem_core.infrastructure.telemetry.report_data import ReportData, request_number
+from mem_core.infrastructure.telemetry.metrics import figures_of, rolling_mean, smoothing_window, spike_indices
+from mem_core.infrastructure.telemetry.report_page.data import ReportData, request_number
 
 _SMOOTH_POINTS = 600
 _FEW_STEPS = 60
@@ -45,7 +45,7 @@ def _raw(data: ReportData, values: NDArray[np.float64], label: str, *, faint: bo
 
 
 def _smooth(data: ReportData, values: NDArray[np.float64]) -> Series:
-    window = max(5, values.size // 150)
+    window = smoothing_window(values.size)
     mean = rolling_mean(values, window)
     kept = np.unique(np.linspace(0, max(values.size - 1, 0), min(values.size, _SMOOTH_POINTS)).astype(np.int64))
     kept = kept[np.isfinite(mean[kept])] if values.size else kept
@@ -66,20 +66,23 @@ def _loss(data: ReportData) -> Chart:
 
 
 def _held_out(data: ReportData) -> tuple[Series, ...]:
-    """A line for each set of held-out rows. Of a step that was done again the last figure counts."""
+    """A line for each set of held-out rows; a set that was looked at once is a level across the picture, since a dot is not seen.
+
+    Of a step that was done again the last figure counts.
+    """
     found: dict[str, dict[int, float]] = {}
     for event in data.timeline.evaluations:
         for name, figures in figures_of(event).items():
             found.setdefault(name, {})[event.step] = figures.loss
-    return tuple(
-        Series(
-            name,
-            np.array(sorted(losses), np.int64),
-            np.array([losses[step] for step in sorted(losses)], np.float64),
-            "more" if number else "points",
-        )
-        for number, (name, losses) in enumerate(found.items())
-    )
+    return tuple(_held_out_line(data, name, losses, first=not number) for number, (name, losses) in enumerate(found.items()))
+
+
+def _held_out_line(data: ReportData, name: str, losses: dict[int, float], *, first: bool) -> Series:
+    steps = sorted(losses)
+    if len(steps) == 1 and data.steps.size > 1:
+        return Series(f"{name} at step {steps[0]:,}", data.steps[[0, -1]], np.full(2, losses[steps[0]]), "level")
+    values = np.array([losses[step] for step in steps], np.float64)
+    return Series(name, np.array(steps, np.int64), values, "points" if first else "more")
 
 
 def _learning_rate(data: ReportData) -> Chart:
@@ -115,7 +118,7 @@ def _step_time(data: ReportData) -> Chart:
 
 def _speed(data: ReportData) -> Chart:
     step_s, tokens = data.column("step_s"), data.column("tokens")
-    window = max(5, step_s.size // 150)
+    window = smoothing_window(step_s.size)
     with np.errstate(invalid="ignore", divide="ignore"):
         speed = rolling_mean(tokens, window) / rolling_mean(step_s, window)
     kept = spike_indices(speed, _SMOOTH_POINTS)

@@ -1,0 +1,101 @@
+"""Every page in a real browser, light and dark, wide and narrow, and printed: it fits, its letters can be read, its pictures are there.
+
+Without Chromium nothing is photographed, and each test says so. To judge the pictures: pytest tests/e2e/test_pictures.py --pictures DIR
+"""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import Browser, Look, browser, installed
+from prefect_site import Site
+
+from flows.commands.inspection.runs import RunRow
+from flows.prefect_view.served import page_path
+from flows.server.runs_page import render_runs
+from mem_core.core.run.run_report import write_report
+from mem_core.testing.synthetic_history import SyntheticRun
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(installed() is None, reason="no Chromium is installed here: no page was looked at, no picture was made"),
+]
+LOOKS = {
+    "wide-light": Look(1280, "light"),
+    "wide-dark": Look(1280, "dark"),
+    "narrow-light": Look(420, "light"),
+    "narrow-dark": Look(420, "dark"),
+    "print": Look(720, "dark", media="print"),
+}
+BACKGROUNDS = {"light": "rgb(246, 247, 248)", "dark": "rgb(18, 21, 24)"}
+# The width of the widest thing that is seen outside of a part that scrolls by itself, and the smallest letters of a chart, in pixels.
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+LETTERS = (
+    """Math.min(...[...document.querySelectorAll('svg text')].map(text => text.getBoundingClientRect().height).filter(height => height))"""
+)
+PICTURES = "[...document.querySelectorAll('.markdown-renderer img')].map(image => image.complete && image.naturalWidth > 0)"
+CUT = """[...document.querySelectorAll('.markdown-renderer li')].filter(item => item.scrollWidth > item.clientWidth + 1).length"""
+READY = "document.querySelectorAll('.markdown-renderer table').length > 0"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """One browser for all pages."""
+    with browser() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_the_report_fits_and_can_be_read(chromium: Browser, name: str, tmp_path: Path, picture_folder: Path) -> None:
+    SyntheticRun(num_steps=6_000, segment_steps=250, seed=3).write(tmp_path / "run")
+    look = LOOKS[name]
+    chromium.open(write_report(tmp_path / "run").as_uri(), look)
+    assert chromium.ask(OVERFLOW) == 0
+    assert chromium.ask(LETTERS) >= 9
+    shown = "rgb(255, 255, 255)" if look.media == "print" else BACKGROUNDS[look.scheme]
+    assert chromium.ask("getComputedStyle(document.body).backgroundColor") == shown, "paper is white whatever the screen is"
+    width = {False: "at-wide", True: "at-narrow"}[name.startswith("narrow")]
+    assert chromium.ask("[...document.querySelectorAll('.chart.wide [role=img] > div')].find(e => e.clientWidth).className") == width
+    chromium.picture(picture_folder / f"report-{name}.png", look.width)
+
+
+@pytest.mark.parametrize("name", ["wide-light", "narrow-dark"])
+def test_the_list_of_all_runs_fits(chromium: Browser, name: str, tmp_path: Path, picture_folder: Path) -> None:
+    rows = [
+        RunRow(run_id=f"run-{number}", state=state, step=1_000 * number, loss=2.5, validation_loss=2.6, goodput=0.9, faults=number)
+        for number, state in enumerate(("completed", "running", "failed", "stopped"), start=1)
+    ]
+    (tmp_path / "runs.html").write_text(render_runs({Path("/data/runs"): rows}, 2e9), encoding="utf-8")
+    chromium.open((tmp_path / "runs.html").as_uri(), LOOKS[name])
+    assert chromium.ask(OVERFLOW) == 0
+    assert chromium.ask("document.querySelectorAll('tbody tr').length") == 4
+    chromium.picture(picture_folder / f"all-runs-{name}.png", LOOKS[name].width)
+
+
+def test_the_pages_of_a_run_in_prefect_show_their_curves_and_cut_nothing_off(site: Site, chromium: Browser, picture_folder: Path) -> None:
+    """Live page and summary; the report behind the link of both is served."""
+    flow_run = site.train("pictured", **{"training.max_steps": 100, "training.segment_steps": 25, "evaluation.every_steps": 25})
+    assert site.wait_end(flow_run)["state_name"] == "Completed"
+    artifacts, address = site.artifacts(flow_run), site.url.removesuffix("/api")
+    report = page_path(site.store / "pictured")
+    for key in ("mem-pictured", "mem-pictured-result"):
+        assert f"]({report})" in artifacts[key]["data"]
+        for name in ("wide-light", "wide-dark", "narrow-dark"):
+            look = LOOKS[name]
+            kept = Look(look.width, look.scheme, storage=(("color-scheme", f'"{look.scheme}"'),))
+            chromium.open(f"{address}/artifacts/artifact/{artifacts[key]['id']}", kept, READY)
+            time.sleep(1.0)  # pictures are decoded after the words are there
+            assert chromium.ask(PICTURES) == [True, True], "loss and memory"
+            assert chromium.ask(CUT) == 0
+            assert "trajectory_digest" not in chromium.ask("document.body.innerText"), "what programs read is not shown"
+            chromium.picture(picture_folder / f"{key}-{name}.png", look.width)
+    newer = f"{address}/v2/artifacts/artifact/{artifacts['mem-pictured-result']['id']}"  # Prefect has two interfaces
+    chromium.open(newer, LOOKS["wide-dark"], "document.querySelectorAll('img[alt*=\"over steps\"]').length == 2")
+    assert "trajectory_digest" not in chromium.ask("document.body.innerText")
+    chromium.picture(picture_folder / "mem-pictured-result-newer-interface.png", 1280)
+    chromium.open(f"{address}{report}", LOOKS["wide-light"])
+    assert chromium.ask("document.title") == "pictured: MEM report"
+    chromium.open(f"{address}/mem/", LOOKS["wide-light"])
+    assert "pictured" in chromium.ask("document.body.innerText")
+    chromium.picture(picture_folder / "all-runs-served.png", 1280)
