@@ -2,8 +2,6 @@
 
 import logging
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from mem_core.domain.plan import Hyperparams
 from mem_core.domain.request import TrainingSection
 from mem_core.runtime.deepspeed.engine_config import is_universal
 from mem_core.runtime.deepspeed.objective import ModelOutput
+from mem_core.runtime.deepspeed.one_rank import leave_gradients_in_place, leave_out_sums_of_one
 from mem_core.runtime.deepspeed.snapshot import CollectingCheckpointEngine
 from mem_core.runtime.deepspeed.trainable import BASE_KEY, EVERY_PARAMETER, Trainable, refuse_other_base, weights_digest
 from mem_core.runtime.ranks.place import RankPlace
@@ -45,7 +44,7 @@ def initialise_distributed(place: RankPlace) -> None:
     _leave_out_inference_op()
     deepspeed.init_distributed(dist_backend=backend, verbose=False)
     if place.num_ranks == 1:
-        _leave_out_lonely_sums()
+        leave_out_sums_of_one()
 
 
 def _leave_out_inference_op() -> None:
@@ -57,24 +56,6 @@ def _leave_out_inference_op() -> None:
     backend: Any = sys.modules["deepspeed.comm.torch"]  # the attribute of that name is PyTorch itself
     if hasattr(backend, "build_shm_op"):
         backend.build_shm_op = lambda: None
-
-
-def _leave_out_lonely_sums() -> None:
-    """DeepSpeed adds gradients and norms up over its ranks where it has only one, too: a copy of every gradient through the collectives,
-    which leaves each number as it was. That is a share of a small step which plain trainers do not pay.
-
-    Without this private name DeepSpeed would go on doing it.
-    """
-    backend: Any = getattr(sys.modules["deepspeed.comm.comm"], "cdb", None)
-    if hasattr(backend, "all_reduce"):
-        every: Callable[..., Any] = backend.all_reduce
-        backend.all_reduce = partial(_sum_of_one, every)
-
-
-def _sum_of_one(
-    every: Callable[..., Any], tensor: torch.Tensor, op: Any = None, group: Any = None, async_op: bool = False
-) -> Any:  # a caller that waits for an answer of its own gets it from the collective
-    return every(tensor, op, group, async_op) if async_op else None
 
 
 def build_optimizer(model: torch.nn.Module, training: TrainingSection, trainable: Trainable = EVERY_PARAMETER) -> torch.optim.AdamW:
@@ -123,6 +104,8 @@ class Engine:
         self.raw._copy_recovery_script = lambda *_: None  # no scripts among a checkpoint's files
         if self._zero_stage == 0:
             self.raw.clip_fp32_gradients = self._clip_and_check
+        if self._zero_stage == 1 and self.num_ranks == 1 and not self._half:
+            leave_gradients_in_place(self.raw.optimizer)
         self._check_config(config)
 
     def _check_config(self, config: dict[str, Any]) -> None:
