@@ -34,12 +34,17 @@ ARCHITECTURES: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
 )  # fmt: skip
 
 
-def model_folder(folder: Path, model_type: str, family: str = "ChatML", dtype: str = "float32", **settings: Any) -> Path:
-    """A folder that loads in transformers: random weights from one seed, positions for 512 tokens."""
+def family_of(model_type: str) -> str:
+    """Whose tokenizer and template it gets: beside a Gemma transformers makes a Gemma tokenizer of any files, which needs its form."""
+    return "Gemma" if model_type.startswith("gemma") else "ChatML"
+
+
+def model_folder(folder: Path, model_type: str, family: str = "", dtype: str = "float32", **settings: Any) -> Path:
+    """A folder that loads in transformers: random weights from one seed, positions for 512 tokens. `family`: empty for `family_of`."""
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
-    family_folder(folder, family, model_type=model_type)
+    family_folder(folder, family or family_of(model_type), model_type=model_type)
     (folder / "config.json").unlink()
     vocabulary = len(AutoTokenizer.from_pretrained(str(folder)))
     ends = {name: None for name in ("bos_token_id", "eos_token_id", "pad_token_id")}

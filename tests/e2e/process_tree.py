@@ -61,6 +61,12 @@ class BackgroundMem:
         assert code == 0, self.error_text()
         return json.loads((self.folder / "out.txt").read_text())
 
+    def wait_code(self, timeout_s: float = WAIT_S) -> int:
+        """Wait for whatever end; returns the exit code."""
+        code = self.process.wait(timeout=timeout_s)
+        self._close()
+        return code
+
     def error_text(self) -> str:
         """What it said to people so far."""
         return (self.folder / "err.txt").read_text(errors="replace")[-2000:]

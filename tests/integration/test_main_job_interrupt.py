@@ -15,6 +15,7 @@ from mem_core.runtime.session.stop_flag import StopFlag
 
 pytestmark = pytest.mark.integration
 SEGMENT_STEPS, STOP_AFTER = 30, 40
+LORA: dict[str, Any] = {"lora": {"rank": 4, "dropout": 0.1}}
 
 
 class StopAfter(NoProgress):
@@ -32,11 +33,16 @@ class StopAfter(NoProgress):
             self.stop.ask("SIGTERM")
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("num_ranks", "part"),
+    [(1, {}), (2, {}), (1, LORA), pytest.param(2, LORA, marks=pytest.mark.slow)],
+    ids=["whole-1", "whole-2", "lora-1", "lora-2"],
+)
 def test_a_run_stopped_in_a_segment_keeps_its_steps_and_goes_on_to_the_same_weights(
-    drive: Callable[..., RunResult], nano: Callable[..., RuntimeRequest], tmp_path: Path, num_ranks: int
+    drive: Callable[..., RunResult], nano: Callable[..., RuntimeRequest], tmp_path: Path, num_ranks: int, part: dict[str, Any]
 ) -> None:
-    shape = {
+    shape: dict[str, Any] = {
+        "model": part,
         "training": {"max_steps": 400 if num_ranks == 1 else 150, "segment_steps": SEGMENT_STEPS, "warmup_steps": 10},
         "parallel": {"num_ranks": num_ranks, "zero_stage": 2},
     }
@@ -45,7 +51,7 @@ def test_a_run_stopped_in_a_segment_keeps_its_steps_and_goes_on_to_the_same_weig
         drive(nano("stopped", **shape), progress=stopper, prepared=stopper.prepared)
     assert caught.value.exit_code == 75
     kept = max(int(path.name.removeprefix("step-")) for path in (tmp_path / "stopped" / "checkpoints").glob("step-*"))
-    assert STOP_AFTER < kept < shape["training"]["max_steps"]  # type: ignore[index]
+    assert STOP_AFTER < kept < shape["training"]["max_steps"]
     resumed = drive(nano("stopped", **shape))
     undisturbed = drive(nano("left-in-peace", **shape))
     assert resumed.status == "completed"

@@ -15,6 +15,7 @@ from mem_core.testing.ports import recorded, replaying, with_port
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 Drive = Callable[..., RunResult]
 STEPS = 8
+LORA: dict[str, Any] = {"lora": {"rank": 4, "dropout": 0.1}}
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +26,11 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def request_of(store: Path, run_id: str, documents: Path, stage: int, ranks: int) -> RuntimeRequest:
+def request_of(store: Path, run_id: str, documents: Path, stage: int, ranks: int, part: dict[str, Any]) -> RuntimeRequest:
     """Eight steps in two segments of batches that are large enough to be halved seven times."""
     return RuntimeRequest.model_validate(
         {
-            "run_id": run_id, "store": str(store), "device": "cpu",
+            "run_id": run_id, "store": str(store), "device": "cpu", "model": part,
             "data": {"train": [str(documents)], "validation": None, "sequence_length": 96, "packing": False},
             "training": {"max_steps": STEPS, "segment_steps": STEPS // 2, "global_batch_size": 128, "warmup_steps": 2},
             "parallel": {"num_ranks": ranks, "zero_stage": stage},
@@ -37,10 +38,10 @@ def request_of(store: Path, run_id: str, documents: Path, stage: int, ranks: int
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("where", ["first", "middle", "last"])
+@pytest.mark.parametrize(("where", "part"), [("first", {}), ("middle", {}), ("last", {}), ("middle", LORA)])
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_every_cell(stage: int, ranks: int, where: Any, drive: Drive, documents: Path, tmp_path: Path) -> None:
+def test_every_cell(stage: int, ranks: int, where: Any, part: dict[str, Any], drive: Drive, documents: Path, tmp_path: Path) -> None:
     """Three cells in one run, each fails twice in a row; the twin that replays the recorded splits meets none and has the same bits.
 
     The two failures in the update come first: each halves the plan, so that the passes that fail afterwards are several.
@@ -51,7 +52,7 @@ def test_every_cell(stage: int, ranks: int, where: Any, drive: Drive, documents:
         PlannedOom("forward", 3, where, times=2, rank=rank),
         PlannedOom("backward", 5, where, times=2, rank=rank),
     )
-    request = request_of(tmp_path, "table", documents, stage, ranks)
+    request = request_of(tmp_path, "table", documents, stage, ranks, part)
     result = drive(request, options=with_port(partial(fail_allocations, plans=plans, folder=tmp_path)))
     assert [fired(tmp_path, number) for number in range(len(plans))] == [2, 2, 2]
     assert (result.status, result.ooms_absorbed, result.ooms_fatal) == ("completed", 6, 0)

@@ -74,10 +74,12 @@ def reply(text: str) -> bytes:
     return json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]}).encode()
 
 
-def request_of(store: Path, run_id: str, planner: dict[str, Any] | None, **training: Any) -> RuntimeRequest:
-    """A nano run of a few short segments."""
+def request_of(
+    store: Path, run_id: str, planner: dict[str, Any] | None, *, part: dict[str, Any] | None = None, **training: Any
+) -> RuntimeRequest:
+    """A nano run of a few short segments. `part`: what of the model trains."""
     values: dict[str, Any] = {
-        "run_id": run_id, "store": str(store), "device": "cpu", "data": {"validation": None},
+        "run_id": run_id, "store": str(store), "device": "cpu", "data": {"validation": None}, "model": part or {},
         "training": {"max_steps": SEGMENTS * SEGMENT_STEPS, "segment_steps": SEGMENT_STEPS, "warmup_steps": 5, **training},
     }  # fmt: skip
     if planner is not None:
@@ -131,17 +133,21 @@ def run_killed_at_segment(request: RuntimeRequest, store: Path, segment_index: i
         child.wait()
 
 
-@pytest.mark.parametrize("kind", ["rules", "openai"])
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [("rules", {}), ("openai", {}), pytest.param("openai", {"lora": {"rank": 4, "dropout": 0.1}}, marks=pytest.mark.slow)],
+    ids=["rules", "openai", "openai-lora"],
+)
 def test_a_killed_and_resumed_run_with_applied_advice_is_the_undisturbed_run(
-    kind: str, tmp_path: Path, server: ForkServer, endpoint: Callable[[Answer], str]
+    kind: str, part: dict[str, Any], tmp_path: Path, server: ForkServer, endpoint: Callable[[Answer], str]
 ) -> None:
     """Decisions are recorded before their segment and replayed, so a kill does not change what the engine gets."""
     planner: dict[str, Any] = {"kind": kind, "base_url": endpoint(scripted), "model": "stub"} if kind == "openai" else {"kind": kind}
     # With a huge rate the loss is unstable or flat, so that the rules have something to say.
     training = {"learning_rate": 0.05} if kind == "rules" else {}
-    undisturbed = drive(request_of(tmp_path, "undisturbed", planner, **training), server=server)
-    run_killed_at_segment(request_of(tmp_path, "killed", planner, **training), tmp_path, 2)
-    resumed = drive(request_of(tmp_path, "killed", planner, **training), server=server)
+    undisturbed = drive(request_of(tmp_path, "undisturbed", planner, part=part, **training), server=server)
+    run_killed_at_segment(request_of(tmp_path, "killed", planner, part=part, **training), tmp_path, 2)
+    resumed = drive(request_of(tmp_path, "killed", planner, part=part, **training), server=server)
     assert digests(resumed) == digests(undisturbed)
     assert resumed.restarts >= 1
     assert [event.decision for event in decisions(tmp_path, "killed")] == [event.decision for event in decisions(tmp_path, "undisturbed")]

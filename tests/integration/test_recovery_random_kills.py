@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ from mem_core.runtime.chaos.faults.view import RunView
 
 pytestmark = pytest.mark.integration
 SEED = 20_261
+LORA: dict[str, Any] = {"lora": {"rank": 4, "dropout": 0.1}}
 CHILD = Path(__file__).with_name("drive_child.py")
 
 
@@ -80,8 +82,11 @@ def killed_run(folder: Path, request: RuntimeRequest, moments: int, longest_gap_
     return fold_result(read_journal(folder / request.run_id / "journal")), killer.killed, run
 
 
-def check(tmp_path: Path, drive: Callable[..., RunResult], nano: Callable[..., RuntimeRequest], moments: int, steps: int) -> None:
-    shape = {
+def check(
+    tmp_path: Path, drive: Callable[..., RunResult], nano: Callable[..., RuntimeRequest], moments: int, steps: int, **more: Any
+) -> None:
+    """`more`: sections of the request, such as what of the model trains."""
+    shape = more | {
         "training": {"max_steps": steps, "segment_steps": 20, "warmup_steps": 5},
         "resilience": {"max_failures_without_progress": 100},
     }
@@ -100,8 +105,18 @@ def test_six_kills_at_random_moments(tmp_path: Path, drive: Callable[..., RunRes
     check(tmp_path, drive, nano, moments=6, steps=400)
 
 
+def test_adapters_survive_kills_at_random_moments(
+    tmp_path: Path, drive: Callable[..., RunResult], nano: Callable[..., RuntimeRequest]
+) -> None:
+    """Kills meet evaluations too, which stand between the segments."""
+    check(tmp_path, drive, nano, moments=3, steps=240, model=LORA, evaluation={"every_steps": 40})
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3_600)
-def test_fifty_kills_at_random_moments(tmp_path: Path, drive: Callable[..., RunResult], nano: Callable[..., RuntimeRequest]) -> None:
+@pytest.mark.parametrize("part", [{}, {"model": LORA, "evaluation": {"every_steps": 100}}], ids=["whole", "lora"])
+def test_fifty_kills_at_random_moments(
+    part: dict[str, Any], tmp_path: Path, drive: Callable[..., RunResult], nano: Callable[..., RuntimeRequest]
+) -> None:
     """The same for longer."""
-    check(tmp_path, drive, nano, moments=50, steps=3_000)
+    check(tmp_path, drive, nano, moments=50, steps=3_000, **part)

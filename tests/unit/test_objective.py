@@ -12,7 +12,7 @@ from mem_core.core.memory.ladder import MicroBatch
 from mem_core.domain.request import RuntimeRequest
 from mem_core.runtime.data.serving.dataset import TokenDataset
 from mem_core.runtime.data.serving.shards import ShardWriter
-from mem_core.runtime.deepspeed.objective import NextToken, labels_of, objective_of, summed_cross_entropy
+from mem_core.runtime.deepspeed.objective import NextToken, labels_of, objective_of, pad_token_for, summed_cross_entropy
 
 CPU = torch.device("cpu")
 
@@ -77,3 +77,21 @@ def test_the_last_position_has_nothing_to_predict() -> None:
 
 def test_a_request_trains_the_next_token() -> None:
     assert objective_of(RuntimeRequest(run_id="a"), 7) == NextToken(7)
+
+
+@pytest.mark.parametrize(("wanted", "taken"), [(4, 4), (5, 0), (32_000, 0)])
+def test_a_pad_token_that_the_model_never_had_is_replaced(wanted: int, taken: int) -> None:
+    """Tokenizers bring a pad token along that lies beyond the embeddings; what stands in padding is looked up although nobody sees it."""
+
+    class Small(torch.nn.Module):
+        """Five tokens."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.embeddings = torch.nn.Embedding(5, 2)
+
+        def get_input_embeddings(self) -> torch.nn.Module:
+            return self.embeddings
+
+    assert pad_token_for(Small(), wanted) == taken
+    assert pad_token_for(torch.nn.Linear(2, 2), wanted) == wanted, "a model that does not tell is asked nothing"

@@ -19,6 +19,7 @@ from mem_core.domain.plan import Hyperparams
 from mem_core.domain.request import TrainingSection
 from mem_core.runtime.deepspeed.engine_config import is_universal
 from mem_core.runtime.deepspeed.objective import ModelOutput
+from mem_core.runtime.deepspeed.one_rank import leave_gradients_in_place, leave_out_sums_of_one
 from mem_core.runtime.deepspeed.snapshot import CollectingCheckpointEngine
 from mem_core.runtime.deepspeed.trainable import BASE_KEY, EVERY_PARAMETER, Trainable, refuse_other_base, weights_digest
 from mem_core.runtime.models.build import recompute_activations
@@ -43,6 +44,8 @@ def initialise_distributed(place: RankPlace) -> None:
     deepspeed_logger.setLevel(logging.WARNING)
     _leave_out_inference_op()
     deepspeed.init_distributed(dist_backend=backend, verbose=False)
+    if place.num_ranks == 1:
+        leave_out_sums_of_one()
 
 
 def _leave_out_inference_op() -> None:
@@ -102,6 +105,8 @@ class Engine:
         self.raw._copy_recovery_script = lambda *_: None  # no scripts among a checkpoint's files
         if self._zero_stage == 0:
             self.raw.clip_fp32_gradients = self._clip_and_check
+        if self._zero_stage == 1 and self.num_ranks == 1 and not self._half:
+            leave_gradients_in_place(self.raw.optimizer)
         self._check_config(config)
 
     def _check_config(self, config: dict[str, Any]) -> None:

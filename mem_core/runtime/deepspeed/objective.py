@@ -120,6 +120,14 @@ def objective_of(request: RuntimeRequest, pad_token_id: int, router: RouterLoss 
     return NextToken(pad_token_id, router, apart)
 
 
+def pad_token_for(model: torch.nn.Module, wanted: int) -> int:
+    """The tokenizer's pad token; token 0 where the model has no embedding for it, since tokenizers bring such tokens along that models
+    never had. Nothing sees what stands in padding and no label counts there, but it is looked up all the same."""
+    embeddings: Any = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None  # type: ignore[operator]
+    num_embeddings = getattr(embeddings, "num_embeddings", None)
+    return wanted if num_embeddings is None or wanted < num_embeddings else 0
+
+
 def labels_of(batch: Batch) -> torch.Tensor:
     """Unshifted labels [rows, tokens]: the inputs, and -100 where a token's label does not count."""
     if batch.counted is None:

@@ -21,7 +21,7 @@ from mem_core.runtime.deepspeed.engine import Engine, LossScaleAtFloor, NonFinit
 from mem_core.runtime.deepspeed.engine_config import engine_config, is_universal
 from mem_core.runtime.deepspeed.evaluation import Evaluation
 from mem_core.runtime.deepspeed.first_plan import FirstPlan
-from mem_core.runtime.deepspeed.objective import objective_of
+from mem_core.runtime.deepspeed.objective import objective_of, pad_token_for
 from mem_core.runtime.deepspeed.passes import NonFiniteStep, OutOfMemoryStep, Passes
 from mem_core.runtime.deepspeed.rank_model import build_rank_model
 from mem_core.runtime.deepspeed.schedule import learning_rate
@@ -83,7 +83,8 @@ class DeepSpeedRunner:
         if self.request.model.compile == "on":
             self.engine.compile()
         router = RouterLoss.of(model) if spec.router_loss else None
-        objective = objective_of(self.request, spec.pad_token_id, router, apart=self._data.index.documents_apart)
+        pad = pad_token_for(model, spec.pad_token_id)
+        objective = objective_of(self.request, pad, router, apart=self._data.index.documents_apart)
         self._passes = Passes(self.engine, self._data, self._device, self.request.data.sequence_length, objective)
         self.build_s = time.monotonic() - started_s
         self.beat("restore")

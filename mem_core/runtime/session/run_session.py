@@ -20,7 +20,7 @@ from mem_core.runtime.session.advice_service import AdviceService
 from mem_core.runtime.session.attempt import Attempt
 from mem_core.runtime.session.checkpoint_service import CheckpointService, SaveResult
 from mem_core.runtime.session.ending import Ending
-from mem_core.runtime.session.results.evaluation_service import EvaluationService
+from mem_core.runtime.session.results.evaluation_service import LAST_GRACE_S, EvaluationService
 from mem_core.runtime.session.results.export_service import ExportService
 from mem_core.runtime.session.segment_outcomes import SegmentFailed
 from mem_core.runtime.session.segment_service import SegmentService
@@ -92,7 +92,7 @@ class RunSession:
 
     def evaluate(self, step: int) -> bool:
         """Look at the held-out rows beside the save of `step`. False where it came to nothing: it is asked for again."""
-        done = self.evaluations.evaluate(step, may_leave=True)
+        done = self.evaluations.evaluate(step)
         if done and self._is_last(step):
             self.segments.probe_last()
         return done
@@ -197,10 +197,15 @@ class RunSession:
 
     def finish(self) -> None:
         """After the last step was proven: the held-out rows once more, unless an earlier attempt did, why it was the last, and the model
-        folder that a run on a model folder ends with."""
+        folder that a run on a model folder ends with.
+
+        Raises:
+            Interrupted: somebody asked for an end and the rows would have taken long; every step is proven, the rest is still to do.
+        """
         step = self.segments.ranks.locate().applied_steps
         while not self.evaluations.is_done(step):  # bounded: it is given up after some tries
-            self.evaluations.evaluate(step, may_leave=False)
+            if not self.evaluations.evaluate(step, grace_s=LAST_GRACE_S) and self.attempt.stop:
+                raise self.interrupted()
         if step < self.attempt.request.training.max_steps:
             self.evaluations.stopped(step)
         self.segments.close()  # no step comes after it, and the export wants the memory

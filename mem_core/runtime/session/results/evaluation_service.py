@@ -5,6 +5,7 @@ interrupts it costs the evaluation and nothing else, since it is done again from
 smaller. Workers that die in it again and again are a reason to go on without it.
 """
 
+import time
 from dataclasses import dataclass, field
 
 from mem_core.core.results.evaluations import EvaluationBook
@@ -18,6 +19,7 @@ from mem_core.runtime.session.segment_outcomes import SegmentFailed
 from mem_core.runtime.session.segment_service import SegmentService
 
 ONE_ROW = 1  # tokens of a pass: less than any row, and one row is always allowed
+LAST_GRACE_S = 3.0  # after the last step a short evaluation makes the run complete; nobody who asks for an end waits for a long one
 
 
 class EvaluationLeft(Exception):
@@ -35,6 +37,7 @@ class EvaluationService:
     _tries: dict[int, int] = field(default_factory=dict[int, int])
     _given_up: set[int] = field(default_factory=set[int])
     _most_tokens: int | None = None
+    _asked_s: float | None = None
 
     def __post_init__(self) -> None:
         self._show()
@@ -55,15 +58,15 @@ class EvaluationService:
             patience = self.attempt.request.evaluation.patience
             self.attempt.progress.note(f"stopped early after step {step:,}: {why.metric} has not fallen for {patience} evaluations")
 
-    def evaluate(self, step: int, *, may_leave: bool) -> bool:
+    def evaluate(self, step: int, *, grace_s: float = 0.0) -> bool:
         """Look at the rows after `step`, once. False where it came to nothing: workers and position are gone then.
 
-        `may_leave`: give it up when somebody asks for an end.
+        It is left when somebody has asked for an end, `grace_s` after that was seen.
         """
         order = protocol.Evaluate(self.attempt.request.evaluation.max_rows, self._most_tokens)
         with self.attempt.ledger.bucket("evaluation"):
             try:
-                found = self.segments.evaluate(order, lambda beats: self._on_beat(beats, may_leave))
+                found = self.segments.evaluate(order, lambda beats: self._on_beat(beats, grace_s))
             except EvaluationLeft:
                 self.segments.checkpoints.wait_judged()  # the writers of the save beside it die with the workers
                 self.segments.ranks.lose()
@@ -74,9 +77,13 @@ class EvaluationService:
         self._record(step, found)
         return True
 
-    def _on_beat(self, beats: list[Heartbeat], may_leave: bool) -> None:
+    def _on_beat(self, beats: list[Heartbeat], grace_s: float) -> None:
         self.segments.watch.on_beat(beats, self.segments.watch.segment_index)
-        if may_leave and self.attempt.stop:
+        if not self.attempt.stop:
+            return
+        now_s = time.monotonic()
+        self._asked_s = now_s if self._asked_s is None else self._asked_s
+        if now_s - self._asked_s >= grace_s:
             raise EvaluationLeft
 
     def _failed(self, step: int, failure: SegmentFailure) -> None:
