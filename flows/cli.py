@@ -79,7 +79,7 @@ def run_verb(arguments: argparse.Namespace) -> int:
 
             return doctor(arguments.request, arguments.overrides, arguments.json)
         case "data":
-            from flows.commands.data import show_data
+            from flows.commands.inspection.data import show_data
 
             return show_data(arguments.request, arguments.overrides, arguments.rows, arguments.json)
         case "checkpoints":

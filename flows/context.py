@@ -7,12 +7,8 @@ from typing import Any
 from prefect.context import FlowRunContext
 from prefect.logging import get_run_logger
 
-<<<<<<< HEAD
 from flows.flow_request import name_beside, settled_request
-=======
-from flows.flow_request import settled_request
 from flows.prefect_view.served import remember_store
->>>>>>> see1
 from mem_core.core.run.fold import fold_state
 from mem_core.core.run.state_manager import StateManager
 from mem_core.domain.errors import MemError, NoProgress, RequestError

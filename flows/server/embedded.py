@@ -238,7 +238,7 @@ def _serve(listener: socket.socket, allowed_hosts: tuple[str, ...]) -> None:
     from prefect.server.api.server import create_app
     from prefect.settings import PREFECT_UI_ENABLED
 
-    from flows.server.pages import Pages
+    from flows.server.shown.pages import Pages
 
     app = create_app()
     if PREFECT_UI_ENABLED.value():  # one for people, not one that a run keeps for itself

@@ -54,12 +54,8 @@ def serve(file: Path = DEPLOYMENTS_FILE, port: int = 4200, limit: int = 4, hosts
         if server is not None:
             server.wait_ready()
             server.keep_alive()
-<<<<<<< HEAD
-        _serve(entries, settings.prefect_api_url or (server.url if server is not None else ""), limit, as_json)
-=======
             _say(f"all runs and their reports: {server.url.removesuffix('/api')}{PREFIX}")
-        _serve(entries, settings.prefect_api_url or (server.url if server is not None else ""), limit)
->>>>>>> see1
+        _serve(entries, settings.prefect_api_url or (server.url if server is not None else ""), limit, as_json)
     finally:
         if server is not None:
             server.close()

@@ -13,7 +13,7 @@ from prefect_site import Site
 
 from flows.commands.inspection.runs import RunRow
 from flows.prefect_view.served import page_path
-from flows.server.runs_page import render_runs
+from flows.server.shown.runs_page import render_runs
 from mem_core.core.run.run_report import write_report
 from mem_core.testing.synthetic_history import SyntheticRun
 

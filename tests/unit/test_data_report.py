@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.commands.data import rendered_numbers, rendered_rows, show_data
+from flows.commands.inspection.data import rendered_numbers, rendered_rows, show_data
 from mem_core.core.results.data_report import DataReport
 from mem_core.domain.request import DataSection
 from mem_core.domain.run import DataSummary

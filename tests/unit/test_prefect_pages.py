@@ -9,7 +9,7 @@ import pytest
 
 from flows.prefect_view.served import known_stores, page_path, remember_store, store_key
 from flows.server.gate import Message, Receive, Scope, Send
-from flows.server.pages import FRESH_S, Pages
+from flows.server.shown.pages import FRESH_S, Pages
 from flows.server.submit import seen_from
 from mem_core.testing.synthetic_history import SyntheticRun
 from mem_core.testing.synthetic_run import JournalBuilder

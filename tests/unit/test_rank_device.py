@@ -9,8 +9,7 @@ import torch
 from mem_core.domain.errors import InternalError
 from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.request import RuntimeRequest
-from mem_core.runtime.deepspeed.rank_model import build_rank_model
-from mem_core.runtime.deepspeed.trainable import EVERY_PARAMETER
+from mem_core.runtime.deepspeed.trainable import EVERY_PARAMETER, build_rank_model
 from mem_core.runtime.ranks.local.places import local_place
 from mem_core.runtime.ranks.place import Meeting, RankPlace
 from mem_core.runtime.ranks.worker.device import CpuDevice, CudaDevice, open_device

@@ -1,1 +1,1 @@
-"""Verbs that tell what is in a run folder or a store and change nothing: `mem logs`, `mem runs`. Called by `flows/cli.py` alone."""
+"""Verbs that tell what is in a run folder or a store and change nothing in it: `mem logs`, `mem runs`; and `mem data`, what a request trains on. Called by `flows/cli.py` alone."""

@@ -23,11 +23,10 @@ from mem_core.runtime.deepspeed.evaluation import Evaluation
 from mem_core.runtime.deepspeed.first_plan import FirstPlan
 from mem_core.runtime.deepspeed.objective import objective_of, pad_token_for
 from mem_core.runtime.deepspeed.passes import NonFiniteStep, OutOfMemoryStep, Passes
-from mem_core.runtime.deepspeed.rank_model import build_rank_model
 from mem_core.runtime.deepspeed.schedule import learning_rate
 from mem_core.runtime.deepspeed.snapshot import Snapshot
 from mem_core.runtime.deepspeed.step_columns import LossScaleHistory, StepColumns
-from mem_core.runtime.deepspeed.trainable import trainable_of
+from mem_core.runtime.deepspeed.trainable import build_rank_model, trainable_of
 from mem_core.runtime.deepspeed.trajectory import Split, chain_step
 from mem_core.runtime.memory.adaptive_memory import AdaptiveMemory, RecordEvents
 from mem_core.runtime.models.router import RouterLoss

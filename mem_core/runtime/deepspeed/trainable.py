@@ -13,9 +13,12 @@ from typing import Any
 import torch
 
 from mem_core.domain.errors import RequestError
+from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.request import LoraSection, RuntimeRequest
 from mem_core.runtime.models.adapters import left_out_experts, merge_adapters, put_adapters
-from mem_core.runtime.models.build import clean_name, parameter_names
+from mem_core.runtime.models.build import build_model, clean_name, parameter_names
+from mem_core.runtime.ranks.worker.device import LocalDevice
+from mem_core.runtime.ranks.worker.protocol import WorkerSpec
 
 BASE_KEY = "mem_base_sha256"  # in a checkpoint's model states, beside DeepSpeed's own entries
 _SHOWN_NAMES = 12
@@ -187,3 +190,13 @@ def _shown(names: list[str]) -> str:
 def _refused(problem: str, value: str, bound: str) -> RequestError:
     remedy = "A pattern is a parameter's whole name with * and ? in it; mend it, or leave it out to train everything."
     return RequestError(problem, field="model.freeze", value=value, bound=bound, remedy=remedy)
+
+
+def build_rank_model(spec: WorkerSpec, plan: MemoryPlan, device: LocalDevice, trainable: Trainable) -> torch.nn.Module:
+    """The request's model with fresh weights (the same on every rank) or those of its folder, ready to be trained under `plan`.
+
+    What trains is chosen on the CPU, where the same seed gives the same adapters whatever the device.
+    """
+    request = spec.request
+    model = build_model(request.model, request.data.sequence_length, request.training.seed, spec.dtype, plan.activation_checkpointing)
+    return trainable.choose(model).to(device.torch_device).train()

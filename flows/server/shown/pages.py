@@ -66,7 +66,7 @@ class Pages:
 
     def _all_runs(self) -> str:
         from flows.commands.inspection.runs import local_row
-        from flows.server.runs_page import render_runs
+        from flows.server.shown.runs_page import render_runs
 
         now_unix_s = time.time()
         with self._listing:
