@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from prefect.states import Cancelled
 from pydantic import Field, TypeAdapter
 
-from flows.commands.finished import result_if_finished
+from flows.commands.inspection.finished import result_if_finished
 from flows.context import (
     ask_through_prefect,
     flow_run_name,

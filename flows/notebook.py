@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flows.commands.finished import complete_words
+from flows.commands.inspection.finished import complete_words
 from flows.prefect_view.curves import Curve, curve_svg
 from mem_core.domain.run import RunResult
 from mem_core.infrastructure.telemetry.metrics import read_metrics

@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from flows.commands.finished import complete_words, result_if_finished
+from flows.commands.inspection.finished import complete_words, result_if_finished
 from flows.commands.output import print_result
 from flows.commands.report import run_status
 from flows.server.embedded import EmbeddedServer

@@ -1,14 +1,19 @@
 """Automations from a file, created or brought up to date by name: `python -m flows.automations deployments/automations.yaml`.
 
+The deployments that are there get their forms for people on the way: `prefect deploy` makes a form from the function alone, while `mem
+serve` makes it right by itself.
+
 The file is Prefect's own format, but for one thing: where an action names a block as `type-slug/name` or a deployment as
 `flow/deployment`, its id is looked up, and the automation is left out while there is none.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import DeploymentUpdate
 from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectNotFound
 
@@ -46,3 +51,18 @@ def _with_ids(client: SyncPrefectClient, action: dict[str, Any]) -> dict[str, An
     if isinstance(deployment, str) and "/" in deployment:
         action = {**action, "deployment_id": str(client.read_deployment_by_name(deployment).id)}
     return action
+
+
+def apply_forms(forms: Mapping[str, dict[str, Any]]) -> list[str]:
+    """Give each named deployment that the server has its form; one line for each about that."""
+    with get_client(sync_client=True) as client:
+        return [line for name, form in forms.items() for line in _apply_form(client, name, form)]
+
+
+def _apply_form(client: SyncPrefectClient, name: str, form: dict[str, Any]) -> list[str]:
+    try:
+        deployment = client.read_deployment_by_name(name)
+    except ObjectNotFound:
+        return []
+    client.update_deployment(deployment.id, DeploymentUpdate(parameter_openapi_schema=form))
+    return [f"{name}: its form is up to date"]

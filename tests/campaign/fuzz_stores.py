@@ -14,7 +14,7 @@ from mutations import bent_document, copy_tree
 from flows.commands import policy as policy_commands
 from flows.commands import report as report_commands
 from flows.commands.checkpoints import list_checkpoints, verify_checkpoints
-from flows.commands.finished import result_if_finished
+from flows.commands.inspection.finished import result_if_finished
 from flows.commands.inspection.logs import run_logs, told
 from flows.commands.inspection.runs import local_row
 from mem_core.core.run.lease import read_lease

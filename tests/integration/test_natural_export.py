@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from flows.commands.export import Wanted, export_run
-from flows.commands.finished import result_if_finished
+from flows.commands.inspection.finished import result_if_finished
 from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.errors import NoValidCheckpoint, RequestError
 from mem_core.domain.events import Evaluated

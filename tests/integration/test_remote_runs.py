@@ -10,7 +10,7 @@ import pytest
 from faulty_s3_proxy import Proxy
 from moto.server import ThreadedMotoServer
 
-from flows.commands.finished import result_if_finished
+from flows.commands.inspection.finished import result_if_finished
 from flows.commands.report import run_status_text
 from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.errors import StoreUnavailable

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli import build_parser
-from flows.commands.finished import result_if_finished
+from flows.commands.inspection.finished import result_if_finished
 from flows.commands.output import print_result, report_error, run_folder
 from mem_core.domain.errors import Interrupted, RequestError
 from mem_core.domain.request import RuntimeRequest
