@@ -40,6 +40,7 @@ from mem_core.runtime.ranks.worker.protocol import (
 
 ENTRY = "mem_core.runtime.ranks.worker.main:rank_main"
 POLL_S = 0.05
+MOST_TRIES = 1_000
 TERM_GRACE_S = 0.5
 SETTLE_S = 0.5
 STACKS_S = 0.2
@@ -264,8 +265,9 @@ class WorkerGroup:
 
 def _make_folder(folder: Path) -> None:
     """With its parents, which a group that ends at this moment may take away between the making of one and the next."""
-    for _ in range(100):
+    for _ in range(MOST_TRIES):
         with contextlib.suppress(FileNotFoundError, FileExistsError):
             folder.mkdir(parents=True, exist_ok=True)
             return
+        time.sleep(0.001)
     folder.mkdir(parents=True, exist_ok=True)
