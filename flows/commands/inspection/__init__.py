@@ -1,1 +1,4 @@
-"""Verbs that tell what is in a run folder or a store and change nothing in it: `mem logs`, `mem runs`; and `mem data`, what a request trains on. Called by `flows/cli.py` alone."""
+"""Verbs that tell what is in a run folder, a store or a request's data and train nothing: `mem logs`, `mem runs`, `mem data`.
+
+Called by `flows/cli.py` alone.
+"""
