@@ -218,7 +218,7 @@ def test_what_the_data_was_with_every_count(tmp_path: Path) -> None:
     summary = DataSummary(
         num_files=3, num_documents=1_200, num_sequences=900, num_tokens=345_678, trained_tokens=300_000, steps_per_epoch=112.5,
         num_validation_sequences=55, num_bad_rows=12, bad_rows=("a.jsonl:7: no column text",), dropped_rows={"truncated_documents": 31},
-        notes=("the beginning of a prompt gave way",),
+        document_tokens={"p50": 210, "p99": 1_830, "longest": 2_345}, num_copies=17, notes=("the beginning of a prompt gave way",),
     )  # fmt: skip
     noted = (Noted(text="the beginning of a prompt gave way"), Noted(text="another note"))
     JournalBuilder().start().add(*noted, DataPrepared(data=summary)).segment(0, 0, 225).end().write(tmp_path / "journal")
@@ -233,6 +233,9 @@ def test_what_the_data_was_with_every_count(tmp_path: Path) -> None:
         "sequences held out 55",
         "112.5 steps see every row once",
         "another note",
+        "documents 1,200 17 of them copies of others",
+        "tokens of a document, at 50 of 100 210 before it is cut",
+        "tokens of a document, the longest 2,345",
     ):
         assert words in text
     assert text.count("the beginning of a prompt gave way") == 1

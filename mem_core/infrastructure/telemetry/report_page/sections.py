@@ -58,7 +58,8 @@ def data_section(data: ReportData) -> Html:
     epoch = "" if seen.steps_per_epoch is None else f"{seen.steps_per_epoch:,.4g} steps see every row once"
     amounts: list[tuple[Cell, ...]] = [
         ("files", seen.num_files, ""),
-        ("documents", seen.num_documents, ""),
+        ("documents", seen.num_documents, f"{seen.num_copies:,} of them copies of others" if seen.num_copies else ""),
+        *(_lengths(name, number) for name, number in seen.document_tokens.items()),
         ("sequences trained on", seen.num_sequences, epoch),
         ("sequences held out", seen.num_validation_sequences, "for validation, never trained on"),
         ("tokens", seen.num_tokens, ""),
@@ -74,6 +75,12 @@ def data_section(data: ReportData) -> Html:
         table(f"Bad rows that were skipped{more}", ("file, line and reason",), bad, empty=""),
         table("Notes on the rows", ("what",), [(_short(text),) for text in dict.fromkeys(seen.notes)], empty=""),
     )
+
+
+def _lengths(name: str, num_tokens: int) -> tuple[Cell, ...]:
+    """`p95` in words: of how many documents in a hundred that length is not exceeded."""
+    words = "the longest" if name == "longest" else f"at {name.removeprefix('p')} of 100"
+    return (f"tokens of a document, {words}", num_tokens, "before it is cut")
 
 
 def evaluation_section(data: ReportData) -> Html:
