@@ -10,6 +10,7 @@ import pytest
 
 from flows.commands.inspection.data import rendered_numbers, rendered_rows, show_data
 from mem_core.core.results.data_report import DataReport
+from mem_core.domain.errors import RequestError
 from mem_core.domain.request import DataSection
 from mem_core.domain.run import DataSummary
 from mem_core.runtime.data.encoding.encoders import ByteEncoder
@@ -103,6 +104,8 @@ def test_the_command_prints_rows_numbers_and_what_was_recognised(
         "the run          6 steps", "[[hi",
     ):  # fmt: skip
         assert words in text
+    with pytest.raises(RequestError, match="--rows"):
+        show_data(str(request), [], -1, as_json=False)
     assert show_data(str(request), [], 0, as_json=True) == 0
     report = DataReport.model_validate_json(capsys.readouterr().out)
     assert report.rows == ()

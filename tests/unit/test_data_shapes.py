@@ -298,3 +298,29 @@ def test_a_compressed_file_of_text_is_one_document(tmp_path: Path, prepare: Call
     plain = prepare(written(tmp_path / "a.txt", text))
     for name, content in (("b.txt.gz", gzip.compress(text)), ("c.txt.zst", zstandard.compress(text)), ("d.xz", lzma.compress(text))):
         assert shards_of(prepare(written(tmp_path / name, content))) == shards_of(plain)
+
+
+def test_remote_files_of_every_form_and_remote_folders(tmp_path: Path, prepare: Callable[..., PreparedData]) -> None:
+    import fsspec
+
+    rows = texts()
+    plain = shards_of(prepare(written(tmp_path / "a.jsonl", lines(rows))))
+    held = {
+        "a.jsonl.gz": gzip.compress(lines(rows)),
+        "b.zst": zstandard.compress(lines(rows)),
+        "c.parquet": as_parquet(tmp_path / "c.parquet", rows).read_bytes(),
+        "table": as_arrow(tmp_path / "table", rows, whole_file=True).read_bytes(),
+        "e.json": json.dumps(rows).encode(),
+        "folder/part-0.csv": as_csv(tmp_path / "0.csv", rows[:150]).read_bytes(),
+        "folder/part-1.csv": as_csv(tmp_path / "1.csv", rows[150:]).read_bytes(),
+        "folder/README.md": b"# no data",
+    }
+    fs = fsspec.filesystem("memory")
+    fs.pipe({f"/mem-shapes/{name}": content for name, content in held.items()})
+    try:
+        for name in ("a.jsonl.gz", "b.zst", "c.parquet", "table", "e.json", "folder"):
+            url = f"memory://mem-shapes/{name}"
+            assert shards_of(prepare(url)) == plain, name
+            assert look_at_data(DataSection.model_validate({"train": [url]}), "preset:llama-nano").refusal is None
+    finally:
+        fs.rm("/mem-shapes", recursive=True)

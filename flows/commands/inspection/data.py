@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from mem_core.bootstrap import report_on_data
 from mem_core.core.results.data_report import DataReport, Segment, ShownRow
+from mem_core.domain.errors import RequestError
 from mem_core.domain.printable import printable
 from mem_core.infrastructure.request.file import apply_overrides, build_request, load_mapping
 from mem_core.infrastructure.settings import Settings
@@ -20,6 +21,10 @@ def show_data(path: str, overrides: list[str], num_rows: int, as_json: bool) -> 
     Raises:
         DataError and its kin: what training would refuse, in the same words.
     """
+    if num_rows < 0:
+        raise RequestError(
+            "there is no such number of rows", field="--rows", value=num_rows, bound="0 or more", remedy="Leave it out for 3."
+        )
     request = build_request(apply_overrides(load_mapping(path), overrides))
     settings = Settings.from_environment()
     with ProgressDisplay() as progress:
