@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from mem_core.core.memory.start import Limit
 from mem_core.runtime.ranks.agreement import RankReading
+from mem_core.testing.ports import wait_for_save
 
 ALLOCATOR_WORDS = "[enforce fail at alloc_cpu.cpp:129] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes."
 
@@ -169,6 +170,7 @@ def kill_rank(runner: Any, batch_index: int, marker: Path) -> None:
     def dying_forward(**inputs: Any) -> Any:
         if runner.position.batch_index == batch_index and not marker.exists():
             marker.touch()
+            wait_for_save(runner, batch_index)
             os.kill(os.getpid(), signal.SIGKILL)
         return forward(**inputs)
 

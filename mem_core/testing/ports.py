@@ -1,6 +1,7 @@
 """What tests hand to `drive(..., options=...)`: faults inside ranks, recorded plans for a twin, and what a run left to compare."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,3 +74,18 @@ def _weights(result: RunResult) -> Any:
     folder = Path(result.run_folder) / "checkpoints" / checkpoint_name(result.applied_steps)
     state = torch.load(folder / "mp_rank_00_model_states.pt", weights_only=True)["module"]
     return np.concatenate([tensor.float().numpy().ravel() for _, tensor in sorted(state.items())])
+
+
+def wait_for_save(runner: Any, batch_index: int, limit_s: float = 20.0) -> None:
+    """Until the checkpoint before a batch has its verdict, so that a fault at the batch has something to go back to: steps are quicker
+    than what is written beside them. Waits no longer than `limit_s`, and not at all in the first segment."""
+    request = runner.request
+    step = batch_index // request.training.segment_steps * request.training.segment_steps
+    words, end_s = ('"checkpoint_judged"', f'"step":{step},'), time.monotonic() + limit_s
+    while step and time.monotonic() < end_s:
+        lines = [
+            line for path in (Path(request.store) / request.run_id / "journal").glob("*.jsonl") for line in path.read_text().split("\n")
+        ]
+        if any(all(word in line.replace(" ", "") for word in words) for line in lines):
+            return
+        time.sleep(0.01)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mem_core.testing.ports import wait_for_save
+
 
 @dataclass(frozen=True)
 class Poison:
@@ -29,6 +31,8 @@ class Poison:
             output = forward(**inputs)
             if runner.position.batch_index != self.batch_index or self.failed() >= self.times:
                 return output
+            if not self.delay_s:
+                wait_for_save(runner, self.batch_index)
             time.sleep(self.delay_s)
             with Path(self.counter).open("a") as file:
                 file.write("x")
