@@ -9,9 +9,12 @@ from pathlib import Path
 from mem_core.infrastructure.machine.logs import MOST_FORK_SERVER_LOGS, LogFolder, remove_logs_of_the_dead
 
 CHATTER = """
-import os, sys
+import os, sys, time
 log = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-for number in range(int(sys.argv[2])):
+last = int(sys.argv[2]) - 1
+for number in range(last + 1):
+    if number == last:
+        time.sleep(0.5)  # what is written while a cut goes on may be lost; a process that has something to say does not write all the time
     os.write(log, b"line %d of many\\n" % number)
 """
 
