@@ -117,7 +117,7 @@ class DataNumbers(Value):
 
     files: tuple[DataFile, ...] = ()
     problems: tuple[str, ...] = Field(default=(), description="Patterns that match nothing, stores that do not answer.")
-    parquet: tuple[str, ...] = Field(default=(), description="Parquet files among them.")
+    parquet: tuple[str, ...] = Field(default=(), description="Parquet files among them, in reports of versions that could not read them.")
     longest_row_tokens: int | None = Field(default=None, ge=1, description="Longest admissible row; None means sequence_length.")
     refusal: DataRefusal | None = None
     remarks: tuple[DataRemark, ...] = ()

@@ -3,12 +3,13 @@
 import bz2
 import csv
 import gzip
+import io
 import json
 import lzma
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -21,6 +22,9 @@ from mem_core.domain.request import DataSection
 from mem_core.runtime.data.encoding.prepare import with_columns
 from mem_core.runtime.data.encoding.tokenize_process import prepare_here, resolve_job
 from mem_core.runtime.data.look.first_look import look_at_data
+from mem_core.runtime.data.reading.kinds import Kind
+from mem_core.runtime.data.reading.refused import FileRefused
+from mem_core.runtime.data.reading.tables import BLOCK_BYTES, table_rows
 from mem_core.runtime.data.values import PreparedData, PrepareJob
 from mem_core.runtime.models.encoding import CURRENT_RULES
 
@@ -161,6 +165,7 @@ RECOGNISED: list[tuple[Row, dict[str, str]]] = [
     ({"messages": CHAT, "id": 4}, {"messages_field": "messages"}),
     ({"conversations": SHAREGPT}, {"messages_field": "conversations"}),
     ({"messages": json.dumps(CHAT)}, {"messages_field": "messages"}),
+    ({"messages": CHAT, "tools": None, "id": "x"}, {"messages_field": "messages"}),
     ({"prompt": "a", "completion": "b"}, {"prompt_field": "prompt", "completion_field": "completion"}),
     ({"prompt": CHAT[:1], "completion": CHAT[1:]}, {"prompt_field": "prompt", "completion_field": "completion"}),
     (
@@ -219,6 +224,9 @@ BROKEN: list[tuple[str, bytes, str]] = [
     ("a.json", b'[{"text": "a"}, {"text": "b"', "element 2 of the array is no JSON, or the file is cut off"),
     ("a.json", b'[{"text": "a"} {"text": "b"}]', "followed by neither a comma"),
     ("a.json", b'[{"text": "a"}] more', "text after the end of the array"),
+    ("a.json", b'[{"n": ' + b"9" * 5_000 + b"}]", "element 1 of the array is no JSON"),
+    ("a.json.gz", gzip.compress(b'[{"text": "a"} {"text": "b"}]'), "a.json.gz:1: element 1 of the array is followed by neither a comma"),
+    ("a.csv.zst", zstandard.compress(b"text,text\na,b\n"), "a.csv.zst:1: two columns are called 'text'"),
     ("a.json", b'[{"text": "\xff"}]', "not UTF-8: byte 0xff near byte offset 11"),
     ("a.json", b"[" + b'{"a":' * 5_000 + b"}" * 5_000 + b"]", "nested too deeply"),
     ("a.csv", b"text,text\na,b\n", "two columns are called 'text'"),
@@ -234,7 +242,7 @@ BROKEN: list[tuple[str, bytes, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "words"), BROKEN)
+@pytest.mark.parametrize(("name", "content", "words"), BROKEN, ids=[f"{name}-{words[:40]}" for name, _, words in BROKEN])
 def test_a_damaged_file_is_named_and_the_doctor_says_the_same(
     tmp_path: Path, prepare: Callable[..., PreparedData], name: str, content: bytes, words: str
 ) -> None:
@@ -246,6 +254,23 @@ def test_a_damaged_file_is_named_and_the_doctor_says_the_same(
     numbers = look_at_data(DataSection.model_validate({"train": [str(path)]}), "preset:llama-nano")
     told = [*numbers.problems, *([numbers.refusal.problem] if numbers.refusal is not None else [])]
     assert any(words in problem for problem in told), told
+
+
+def test_a_bad_element_of_a_large_array_is_refused_before_the_rest_is_read() -> None:
+    stream = io.BytesIO(b'[{"text": "a"}, {"text": oops}, ' + b'{"text": "more"}, ' * 1_000_000)
+    with pytest.raises(FileRefused, match="element 2 of the array is no JSON"):
+        list(table_rows(stream, "json", DataSection()))
+    assert stream.tell() <= 2 * BLOCK_BYTES
+
+
+def test_columns_that_rows_of_text_do_not_need_are_not_read(tmp_path: Path) -> None:
+    rows = [{"text": "a", "image_bytes": b"x" * 100, "tools": "[]"}]
+    for kind, path in (("parquet", as_parquet(tmp_path / "a", rows)), ("arrow", as_arrow(tmp_path / "b", rows, whole_file=True))):
+        with path.open("rb") as stream:
+            assert [row.content for row in table_rows(stream, cast(Kind, kind), DataSection())] == [{"text": "a", "tools": "[]"}]
+        with path.open("rb") as stream:
+            (row,) = table_rows(stream, cast(Kind, kind), DataSection(text_field="body"))
+            assert cast(Row, row.content).keys() == rows[0].keys(), "who names a column that is not there is told of all"
 
 
 def test_rows_of_tables_that_cannot_be_used_are_bad_rows_by_their_number(tmp_path: Path, prepare: Callable[..., PreparedData]) -> None:

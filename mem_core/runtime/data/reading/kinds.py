@@ -45,14 +45,15 @@ def kind_of(path: str, data: DataSection, head: Head) -> Kind:
         if data.format == "text" and row_fields(data):
             raise no_fields("data.format: text", data)
         return cast(Kind, data.format)
-    found = _by_content(head()) or _by_name(path)
-    if found == "jsonl" or found is None:
-        return _json_or_lines(head().removeprefix(_BOM).lstrip()) or found or ("jsonl" if row_fields(data) else "text")
-    if found == "text" and (row_fields(data) or data.text_field != DEFAULT_TEXT_FIELD):
-        return _json_or_lines(head().removeprefix(_BOM).lstrip()) or ("jsonl" if row_fields(data) else "text")
-    if found == "json":
-        return _json_or_lines(head().removeprefix(_BOM).lstrip()) or "jsonl"
-    return found
+    begins = head()
+    found = _by_content(begins) or _by_name(path)
+    asks_for_rows = bool(row_fields(data))
+    if found in ("csv", "tsv", "parquet", "arrow"):
+        return found
+    if found == "text" and not asks_for_rows and data.text_field == DEFAULT_TEXT_FIELD:
+        return found
+    named = "jsonl" if found in ("jsonl", "json") or asks_for_rows else "text"
+    return _json_or_lines(begins.removeprefix(_BOM).lstrip()) or named
 
 
 def plain_suffix(path: str) -> str:

@@ -9,8 +9,8 @@ from typing import Any, BinaryIO, Literal, cast
 
 Packing = Literal["", "gzip", "zstd", "bzip2", "xz"]
 PACKED_SUFFIXES: dict[str, Packing] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bzip2", ".xz": "xz"}
-# What a damaged or hostile file can make its reader raise; a cut one ends too early.
-DAMAGED = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
+# What a damaged or hostile file can make its reader raise; a cut one ends too early. No ValueError: what is wrong with rows is one.
+DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError)
 _BUFFER_BYTES = 2**20
 # The largest window of zstd's levels, which a frame may ask its reader to hold; only --long=28 and more asks for others.
 _MOST_WINDOW_BYTES = 2**27
@@ -85,7 +85,7 @@ class _Zstd(io.RawIOBase):
             try:
                 self._waiting = self._out_of(block)
             except zstandard.ZstdError as exc:
-                raise ValueError(str(exc)) from exc
+                raise OSError(str(exc)) from exc
         size = min(len(buffer), len(self._waiting))
         buffer[:size] = self._waiting[:size]
         self._waiting = self._waiting[size:]

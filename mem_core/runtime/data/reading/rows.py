@@ -62,7 +62,7 @@ def check_rows(
         offset += len(line)
 
 
-def check_table(rows: Iterable[Row], data: DataSection) -> Iterator[tuple[int, Document | BadRow]]:
+def check_table(rows: Iterable[Row], data: DataSection, rules: int) -> Iterator[tuple[int, Document | BadRow]]:
     """(row number, what it holds) for each row of a file that is no lines.
 
     Raises:
@@ -72,7 +72,7 @@ def check_table(rows: Iterable[Row], data: DataSection) -> Iterator[tuple[int, D
         try:
             if isinstance(row.content, RowRefused):
                 raise row.content
-            yield row.number, _document_of(row.content, data, row.number, CURRENT_RULES)
+            yield row.number, _document_of(row.content, data, row.number, rules)
         except RowRefused as bad:
             yield row.number, BadRow(row.number, str(bad), bad.hint)
 

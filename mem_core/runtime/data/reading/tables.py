@@ -17,10 +17,12 @@ from mem_core.runtime.data.reading.refused import FileRefused, RowRefused, kind_
 
 BLOCK_BYTES = 2**20
 # An element of an array, or a line of CSV, that is longer is no row of text any more.
-MOST_ROW_BYTES = 2**30
+MOST_ROW_BYTES = 2**28
 _BATCH_ROWS = 256
 _BOM = "\ufeff"
 _SPACE = " \t\r\n"
+# A value that is cut off fails so near its end, but for a string, which fails where it begins: a longer escape or word there is none.
+_CUT_CHARS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ class _Text:
             except RecursionError as exc:
                 raise FileRefused(number, f"element {number} of the array is nested too deeply", "Repair the file") from exc
             except ValueError as exc:
-                if not self._grow(want):
+                if not self._is_cut(exc) or not self._grow(want):
                     what = f"element {number} of the array is no JSON, or the file is cut off: {exc}"
                     raise FileRefused(number, what, "Repair the file, or write its rows as JSONL, where bad ones can be skipped") from exc
                 want *= 2  # what has to be gone through again stays a share of what is new
@@ -118,6 +120,12 @@ class _Text:
             if isinstance(value, dict):
                 return cast(dict[str, Any], value)
             return RowRefused(f"{kind_name(value)} where an object is due")
+
+    def _is_cut(self, exc: ValueError) -> bool:
+        """Whether what was read may be the beginning of a value, so that more of a large file is worth its memory."""
+        return isinstance(exc, json.JSONDecodeError) and (
+            exc.pos >= len(self._waiting) - _CUT_CHARS or exc.msg.startswith("Unterminated string")
+        )
 
     def _grow(self, size: int) -> bool:
         before = len(self._waiting) - self._at
@@ -210,7 +218,7 @@ def _columns(stream: BinaryIO, kind: Kind, data: DataSection) -> Iterator[Row]:
     import pyarrow as pa
 
     try:
-        batches = _parquet(stream, data) if kind == "parquet" else _arrow(stream)
+        batches = _parquet(stream, data) if kind == "parquet" else _arrow(stream, data)
         number = 0
         for batch in batches():
             for start in range(0, batch.num_rows, _BATCH_ROWS):
@@ -222,25 +230,34 @@ def _columns(stream: BinaryIO, kind: Kind, data: DataSection) -> Iterator[Row]:
 
 
 def _parquet(stream: BinaryIO, data: DataSection) -> Callable[[], Iterator[Any]]:
-    """Of columns that no row of text can need, such as pictures, only those are read whose rows have to be refused."""
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(stream, pre_buffer=False)
-    wanted = {data.text_field, data.messages_field, data.prompt_field, data.context_field, data.completion_field, "tools", *UNREAD_COLUMNS}
-    names = [name for name in file.schema_arrow.names if name in wanted]
-    return lambda: file.iter_batches(batch_size=_BATCH_ROWS, columns=names or None, use_threads=False)
+    names = _needed(file.schema_arrow.names, data)
+    return lambda: file.iter_batches(batch_size=_BATCH_ROWS, columns=names, use_threads=False)
 
 
-def _arrow(stream: BinaryIO) -> Callable[[], Iterator[Any]]:
+def _arrow(stream: BinaryIO, data: DataSection) -> Callable[[], Iterator[Any]]:
     import pyarrow as pa
 
-    if stream.read(8).startswith(b"ARROW1"):
-        stream.seek(0)
-        file = pa.ipc.open_file(stream)
-        return lambda: (file.get_batch(at) for at in range(file.num_record_batches))
+    is_file = stream.read(8).startswith(b"ARROW1")
     stream.seek(0)
-    reader = pa.ipc.open_stream(stream)
-    return lambda: iter(reader)
+    reader = pa.ipc.open_file(stream) if is_file else pa.ipc.open_stream(stream)
+    names = _needed(reader.schema.names, data)
+    batches = (lambda: (reader.get_batch(at) for at in range(reader.num_record_batches))) if is_file else (lambda: iter(reader))
+    return lambda: (batch.select(names) for batch in batches())
+
+
+def _needed(names: Sequence[str], data: DataSection) -> list[str]:
+    """The columns that a request's rows are made of, and those whose rows have to be refused; pictures and the like are not read.
+
+    All of them where one that the request names is missing: then somebody is told what there is instead.
+    """
+    named = {data.messages_field} if data.messages_field else {data.prompt_field, data.completion_field} - {None} or {data.text_field}
+    if not named <= set(names):
+        return list(names)
+    wanted = {*named, data.context_field, "tools", *UNREAD_COLUMNS}
+    return [name for name in names if name in wanted]
 
 
 def _plain(value: Any) -> Any:

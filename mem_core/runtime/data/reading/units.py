@@ -21,7 +21,6 @@ from mem_core.runtime.data.reading.refused import FileRefused
 from mem_core.runtime.data.reading.rows import BadRow, Document, check_rows, check_table, first_object, not_utf8
 from mem_core.runtime.data.reading.sources import SourceFile, damaged, open_source
 from mem_core.runtime.data.reading.tables import table_rows
-from mem_core.runtime.models.encoding import CURRENT_RULES
 
 BLOCK_BYTES = 2**20
 PART_CHARS = 2**18
@@ -153,7 +152,7 @@ def _read_packed(stream: BinaryIO, file: Readable, data: DataSection, rules: int
 def _read(stream: Any, file: Readable, data: DataSection, rules: int) -> Iterator[tuple[int, Read]]:
     kind = file.source.kind
     if kind in _BINARY_KINDS:
-        return _read_table(stream, file, data)
+        return _read_table(stream, file, data, rules)
     head = bytes(stream.peek(HEAD_BYTES)[:HEAD_BYTES])
     _refuse_compressed(head, file.source)
     wide = foreign_format(head) if rules > 1 else None
@@ -164,16 +163,16 @@ def _read(stream: Any, file: Readable, data: DataSection, rules: int) -> Iterato
         raise DataError(f"the file is {wide.what}", field="data", value=file.source.path, bound="UTF-8", remedy=wide.remedy)
     if kind == "text":
         return _read_text(stream, file, data, rules)
-    return _read_jsonl(stream, data, rules) if kind == "jsonl" else _read_table(stream, file, data)
+    return _read_jsonl(stream, data, rules) if kind == "jsonl" else _read_table(stream, file, data, rules)
 
 
-def _read_table(stream: BinaryIO, file: Readable, data: DataSection) -> Iterator[tuple[int, Read]]:
+def _read_table(stream: BinaryIO, file: Readable, data: DataSection, rules: int) -> Iterator[tuple[int, Read]]:
     """Progress goes by the place in the file that was read to, which runs ahead of the rows."""
     before = 0
-    for number, item in check_table(islice(table_rows(stream, file.source.kind, data), file.most_rows), data):
+    for number, item in check_table(islice(table_rows(stream, file.source.kind, data), file.most_rows), data, rules):
         now = stream.tell() if not stream.closed else before
         size_bytes, before = max(0, now - before), max(now, before)
-        yield from _units_of(number, size_bytes, item, data, CURRENT_RULES)
+        yield from _units_of(number, size_bytes, item, data, rules)
 
 
 def _read_jsonl(stream: BinaryIO, data: DataSection, rules: int) -> Iterator[tuple[int, Read]]:
