@@ -7,6 +7,7 @@ from mem_core.core.memory.model import PeakLine
 from mem_core.domain.plan import MemoryPlan
 
 MARGIN = 0.02  # of the limit, kept free for what no short measurement shows
+ADDRESS_SPACE = ("RLIMIT_AS", "RLIMIT_DATA")
 COULD_BIND = 0.5  # below this predicted part of a limit nothing is measured: it cannot bind
 
 
@@ -49,10 +50,23 @@ class Limit:
         """Peak as a part of the limit."""
         return self.peak_bytes / self.limit_bytes if self.limit_bytes > 0 else 0.0
 
+    @property
+    def of_address_space(self) -> bool:
+        """Whether addresses are counted, each process's own, and not resident memory."""
+        return self.name in ADDRESS_SPACE
+
+    def retained(self, resident_share: float) -> float:
+        """The part of freed activations that still counts, where `resident_share` of them stays resident.
+
+        The C library gives pages back to the kernel but keeps their addresses: under a limit of address space all of them count
+        (measured: 0.83 to 0.93 of them).
+        """
+        return 1.0 if self.of_address_space else resident_share
+
 
 def could_bind(limit: Limit, needs: Needs, activation_bytes: int) -> bool:
     """Whether passes of the planned size might come anywhere near a limit."""
-    each = needs.to_come + needs.gradients + max(activation_bytes, needs.step + int(needs.retained * activation_bytes))
+    each = needs.to_come + needs.gradients + max(activation_bytes, needs.step + int(limit.retained(needs.retained) * activation_bytes))
     return limit.used_bytes + limit.shares * each > COULD_BIND * limit.limit_bytes
 
 
@@ -63,7 +77,8 @@ def room_for_activations(limit: Limit, needs: Needs, high_watermark: float) -> f
     allowed = max(high_watermark * limit.limit_bytes, fixed + left / 4) - MARGIN * limit.limit_bytes
     at_loss = (allowed - fixed) / limit.shares
     at_step = at_loss - needs.step
-    return min(at_loss, at_step / needs.retained if needs.retained > 0 else at_loss)
+    retained = limit.retained(needs.retained)
+    return min(at_loss, at_step / retained if retained > 0 else at_loss)
 
 
 def starting_plan(default: MemoryPlan, bounds: PlanBounds, plain: PeakLine, checkpointed: PeakLine | None, room_bytes: float) -> MemoryPlan:

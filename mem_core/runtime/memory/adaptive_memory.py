@@ -29,7 +29,6 @@ UNREDUCED_STAGES = (0, 1)  # here backward only accumulates, so gradients may be
 NEAR_SHARE = 0.8  # of the low watermark: from there on every step is read, and while a plan is shrunk
 FAR_STEPS = 16
 FRAGMENTED_SHARE = 0.2
-ADDRESS_SPACE = ("RLIMIT_AS", "RLIMIT_DATA")
 
 
 class AdaptiveMemory:
@@ -154,7 +153,7 @@ class AdaptiveMemory:
 
     def room_for_a_writer(self) -> int:
         """Bytes of resident memory that one more process of this rank may take. Address space is each process's own."""
-        limits = [limit for limit in self._limits() if limit.name not in ADDRESS_SPACE]
+        limits = [limit for limit in self._limits() if not limit.of_address_space]
         return min(((limit.limit_bytes - limit.used_bytes) // limit.shares for limit in limits), default=2**62)
 
     def _limits(self) -> list[Limit]:
