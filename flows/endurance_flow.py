@@ -67,7 +67,7 @@ def endurance(
         allow_reshard: Convert the newest checkpoint where the request asks for other ranks or another ZeRO stage.
         run_id: Name of the run; the same name again resumes it. Like the other first fields it wins over the request, where it is set.
         model: Folder or URL of a Hugging Face causal language model, or preset:NAME.
-        data: Files, globs or URLs with text or JSONL; stdlib: is Python's own library.
+        data: Files, folders, globs or URLs of text or rows (JSONL, JSON, CSV, parquet, ...); stdlib: is Python's own library.
         max_steps: Optimizer updates to reach.
         global_batch_size: Sequences per update, over all ranks.
         learning_rate: Peak learning rate.

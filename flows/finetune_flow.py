@@ -34,7 +34,7 @@ def finetune(
         str, Field(title="Run id", description="Name of the run; the same name again resumes it.", pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")
     ],
     model: Annotated[str, Field(description="Folder or URL of a Hugging Face causal language model, or preset:NAME.", min_length=1)],
-    data: Annotated[list[str] | str, Field(description="Files, globs or URLs with text or JSONL.")] = "stdlib:",
+    data: Annotated[list[str] | str, Field(description="Files, folders, globs or URLs of text or rows.")] = "stdlib:",
     store: Annotated[str, Field(description="Local folder or fsspec URL that holds run folders.", min_length=1)] = "./runs",
     method: Annotated[Method, Field(description="full trains every weight; lora trains low-rank adapters.")] = "full",
     epochs: Annotated[
@@ -44,10 +44,10 @@ def finetune(
     learning_rate: Annotated[float | None, Field(description="Peak learning rate; else 2e-5 (full), 1e-4 (lora).", gt=0, le=10)] = None,
     global_batch_size: Annotated[int, Field(description="Sequences per update.", ge=1, le=1_048_576)] = 8,
     sequence_length: Annotated[int, Field(description="Tokens per sequence.", ge=2, le=1_048_576)] = 512,
-    text_field: Annotated[str | None, Field(description="JSONL field that holds the text.")] = None,
-    messages_field: Annotated[str | None, Field(description="JSONL field with chat messages.")] = None,
-    prompt_field: Annotated[str | None, Field(description="JSONL field with the prompt, which is not trained on.")] = None,
-    completion_field: Annotated[str | None, Field(description="JSONL field with the completion.")] = None,
+    text_field: Annotated[str | None, Field(description="Field of the rows that holds the text, where it has a name of its own.")] = None,
+    messages_field: Annotated[str | None, Field(description="Field of the rows with chat messages.")] = None,
+    prompt_field: Annotated[str | None, Field(description="Field of the rows with the prompt, which is not trained on.")] = None,
+    completion_field: Annotated[str | None, Field(description="Field of the rows with the completion.")] = None,
     evaluate_every_steps: Annotated[
         int | None, Field(description="Look at held-out rows after every so many steps and keep the best checkpoint.", ge=1)
     ] = None,
@@ -59,7 +59,7 @@ def finetune(
     Args:
         run_id: Name of the run; the same name again resumes it.
         model: Folder or URL of a Hugging Face causal language model, or preset:NAME.
-        data: Files, globs or URLs with text or JSONL; stdlib: is Python's own library.
+        data: Files, folders, globs or URLs of text or rows (JSONL, JSON, CSV, parquet, ...); stdlib: is Python's own library.
         store: Local folder or fsspec URL that holds run folders.
         method: full trains every weight; lora trains low-rank adapters.
         epochs: How often every row is seen; 3 where max steps are not given either.
@@ -67,10 +67,10 @@ def finetune(
         learning_rate: Peak learning rate; where it is empty 2e-5 (full) or 1e-4 (lora).
         global_batch_size: Sequences per update.
         sequence_length: Tokens per sequence.
-        text_field: JSONL field that holds the text.
-        messages_field: JSONL field with chat messages; the assistant's words are trained.
-        prompt_field: JSONL field with the prompt, which is not trained on.
-        completion_field: JSONL field with the completion.
+        text_field: Field of the rows that holds the text, where it has a name of its own.
+        messages_field: Field of the rows with chat messages; the assistant's words are trained.
+        prompt_field: Field of the rows with the prompt, which is not trained on.
+        completion_field: Field of the rows with the completion.
         evaluate_every_steps: Look at held-out rows after every so many steps and keep the best checkpoint.
         patience: Evaluations without a lower loss after which training stops.
         overrides: Any other value of the request by dotted name, such as {"model.dtype": "bfloat16"}.

@@ -99,3 +99,45 @@ def test_the_pages_of_a_run_in_prefect_show_their_curves_and_cut_nothing_off(sit
     chromium.open(f"{address}/mem/", LOOKS["wide-light"])
     assert "pictured" in chromium.ask("document.body.innerText")
     chromium.picture(picture_folder / "all-runs-served.png", 1280)
+
+
+SUBMIT = "[...document.querySelectorAll('button')].filter(button => button.innerText.trim() === 'Submit').at(-1)"
+FORM = f"document.querySelectorAll('input').length > 3 && {SUBMIT} !== undefined"
+LABELS = "[...new Set([...document.querySelectorAll('.p-label')].map(label => label.innerText.split('\\n')[0].replace(' (Optional)', '')))]"
+
+
+def type_into(chromium: Browser, label: str, text: str) -> None:
+    """Replace what the field with this label holds, as a person types it."""
+    found = f"[...document.querySelectorAll('.p-label')].find(label => label.innerText.trim().startsWith({label!r}))"
+    chromium.ask(f"{found}.querySelector('input, textarea').focus(); {found}.querySelector('input, textarea').select()")
+    chromium.call("Input.insertText", text=text)
+
+
+def submitted(chromium: Browser, said: tuple[str, ...]) -> bool:
+    """Press the button; whether the page says one of these words now. A form takes a moment to notice what was typed."""
+    chromium.ask(f"{SUBMIT}?.click()")
+    time.sleep(1.0)
+    return any(words in chromium.ask("document.body.innerText") for words in said)
+
+
+@pytest.mark.parametrize(("deployment", "given"), [("endurance/endurance", {}), ("finetune/finetune", {"Model": "preset:llama-nano"})])
+def test_a_form_begins_with_what_a_run_needs_and_refuses_what_no_run_takes(
+    site: Site, chromium: Browser, picture_folder: Path, deployment: str, given: dict[str, str]
+) -> None:
+    """Typed into the fields of a real form: each wrong value is named, and no run is created."""
+    found = site.get(f"/deployments/name/{deployment}")
+    for label, wrong, said in (
+        ("Run id", "Bad Name!", ("'Bad Name!' does not match",)),
+        ("Learning rate", "99", ("99 is not valid", "99 is greater than", "learning_rate")),
+    ):
+        chromium.open(f"{site.url.removesuffix('/api')}/deployments/deployment/{found['id']}/run", LOOKS["wide-light"], FORM)
+        chromium.wait(lambda: "Learning rate" in chromium.ask(LABELS), "fields of the form")
+        labels = [label for label in chromium.ask(LABELS) if label != "Run Name"]
+        first = labels[: next(number for number, label in enumerate(labels) if label.startswith("Advanced"))]
+        assert set(first) - {"Epochs"} == {"Run id", "Model", "Data", "Max steps", "Global batch size", "Learning rate"}
+        for name, value in ({"Run id": "fine"} | given | {label: wrong}).items():
+            type_into(chromium, name, value)
+        chromium.wait(lambda said=said: submitted(chromium, said), f"refusal of {wrong}")
+        chromium.picture(picture_folder / f"form-{deployment.split('/')[0]}-{label.split()[0].lower()}.png", 1280)
+    runs = site.post("/flow_runs/filter", {"deployments": {"id": {"any_": [found["id"]]}}})
+    assert not [run for run in runs if run["parameters"].get("run_id") in ("fine", "Bad Name!")]
