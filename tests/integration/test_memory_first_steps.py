@@ -93,8 +93,9 @@ def watched(runner: Any, limit: Callable[[Any], None], name: str, log: Path) -> 
     memory.observe = noted
 
 
-def assert_never_near(result: RunResult, log: Path) -> None:
-    """No failed allocation, never above the limit, never two readings in a row above the watermark; and the limit did bind."""
+def assert_never_near(result: RunResult, log: Path, used_share: float = 0.6) -> None:
+    """No failed allocation, never above the limit, never two readings in a row above the watermark; and the limit did bind: a plan was
+    bounded, and more than `used_share` of the limit was used under it."""
     readings = [json.loads(line) for line in log.read_text().splitlines()]
     pressures = [pressure for _, _, pressure in readings]
     print(f"peak {max(pressures):.3f} of the limit;", " ".join(f"{batch}:{tokens}:{pressure:.2f}" for batch, tokens, pressure in readings))
@@ -102,7 +103,7 @@ def assert_never_near(result: RunResult, log: Path) -> None:
     assert max(pressures) <= 1.0
     assert not [pair for pair in pairwise(pressures) if min(pair) > HIGH_WATERMARK]
     assert result.memory.plan_changes, "no plan was ever bounded: the limit is too wide to prove anything"
-    assert max(pressures) > 0.6, "what was reserved was never used"
+    assert max(pressures) > used_share, "what was reserved was never used"
 
 
 def test_the_first_update_stays_below_the_budget(drive: Drive, tmp_path: Path) -> None:
@@ -143,7 +144,8 @@ def test_ten_seeds_in_a_control_group(drive: Drive, tmp_path: Path, group: Path,
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_ten_seeds_as_reported(drive: Drive, tmp_path: Path, seed: int) -> None:
-    """The shape that passed its limit by 4 to 8 %."""
+    """The shape that passed its limit by 4 to 8 %. Its largest passes are one long row and short ones padded to it, which cost less than
+    the full rows that calibration measures: some 55 % of the limit are used."""
     log = tmp_path / "readings"
     port = partial(watched, limit=partial(own_budget, headroom_bytes=ISSUE_HEADROOM_BYTES), name="memory.budget", log=log)
-    assert_never_near(drive(as_reported(tmp_path, seed), options=with_port(port)), log)
+    assert_never_near(drive(as_reported(tmp_path, seed), options=with_port(port)), log, used_share=0.5)
