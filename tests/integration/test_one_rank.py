@@ -1,37 +1,70 @@
-"""What is left out for a single rank changes no number: stage 1 without the buffers of DeepSpeed against stage 1 with them."""
+"""What is left out on one rank leaves every bit as DeepSpeed makes it; a version that changes what is replaced is noticed here."""
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
+from mem_core.runtime.deepspeed.one_rank import norm_of_all
 from mem_core.testing.ports import with_port
 
 pytestmark = pytest.mark.integration
-STEPS = 12
+STEPS = 4
 
 
-def with_buffers(runner: Any) -> None:
-    """Give a rank back what DeepSpeed has by default."""
+def beside_its_own(runner: Any, log: Path) -> None:
+    """At each step: DeepSpeed's own norm and its own views beside those that replace them."""
     optimizer = runner.engine.raw.optimizer
-    assert not optimizer.contiguous_gradients, "stage 1 on one rank goes without"
-    optimizer.contiguous_gradients = True
-    del optimizer.buffered_reduce_fallback
+    norm, views = optimizer.get_grad_norm_direct, optimizer._update_model_bit16_weights
+
+    def compared_norm(gradients: Any, params: Any, norm_type: float = 2) -> torch.Tensor:
+        ours, theirs = norm(gradients, params, norm_type), norm.args[0](gradients, params, norm_type)
+        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+        log.open("a").write(f"norm {torch.equal(ours, theirs)}\n")
+        return ours
+
+    def compared_views(group_index: int) -> None:
+        views(group_index)
+        params = optimizer.bit16_groups[group_index]
+        ours = [(param.data_ptr(), tuple(param.shape), param.stride()) for param in params]
+        views.args[1](group_index)
+        theirs = [(param.data_ptr(), tuple(param.shape), param.stride()) for param in params]
+        log.open("a").write(f"views {ours == theirs}\n")
+
+    optimizer.get_grad_norm_direct, optimizer._update_model_bit16_weights = compared_norm, compared_views
 
 
-@pytest.mark.parametrize("part", [{}, {"lora": {"rank": 4, "dropout": 0.1}}], ids=["whole", "lora"])
-def test_gradients_that_stay_in_place_give_the_same_bits(
-    part: dict[str, Any], drive: Callable[..., RunResult], nano: Callable[..., RuntimeRequest]
-) -> None:
-    """With clipping that acts, several micro-batches a step, and a resume in between."""
+@pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 8}], ids=["full", "lora"])
+def test_what_is_left_out_changes_no_bit(drive: Callable[..., RunResult], tmp_path: Path, lora: dict[str, int] | None) -> None:
+    """Two groups a step (with weight decay and without), of every weight and of adapters; a group that is empty has no norm."""
+    log = tmp_path / "log"
+    request = RuntimeRequest.model_validate(
+        {
+            "run_id": "alone", "store": str(tmp_path), "device": "cpu", "model": {"source": "preset:llama-nano", "lora": lora},
+            "data": {"validation": None, "sequence_length": 32},
+            "training": {"max_steps": STEPS, "segment_steps": 2, "global_batch_size": 4, "warmup_steps": 1},
+        }
+    )  # fmt: skip
+    result = drive(request, options=with_port(partial(beside_its_own, log=log)))
+    lines = log.read_text().split("\n")[:-1]
+    assert result.status == "completed"
+    assert (len([line for line in lines if "norm" in line]) >= STEPS, set(lines)) == (True, {"norm True", "views True"})
 
-    def asked(run_id: str, steps: int = STEPS) -> RuntimeRequest:
-        training = {"max_steps": steps, "segment_steps": STEPS // 2, "schedule_steps": STEPS, "learning_rate": 1e-2, "warmup_steps": 2}
-        memory = {"mode": "fixed", "micro_batch_size": 2}
-        return nano(run_id, model=part, data={"validation": None}, training={**training, "gradient_clip_norm": 0.1}, memory=memory)
 
-    drive(asked("in-place", STEPS // 2))
-    in_place, copied = drive(asked("in-place")), drive(asked("copied"), options=with_port(with_buffers))
-    assert (in_place.weights_digest, in_place.trajectory_digest) == (copied.weights_digest, copied.trajectory_digest)
+def test_a_norm_that_is_not_finite_is_told_as_deepspeed_tells_it() -> None:
+    """-1, in single precision; anything but the Euclidean norm goes to DeepSpeed."""
+
+    def own(*_: Any) -> torch.Tensor:
+        return torch.tensor(7.0)
+
+    for value in (float("inf"), float("nan")):
+        found = norm_of_all(own, [torch.ones(3), torch.tensor([1.0, value])], [])
+        assert (found.item(), found.dtype) == (-1.0, torch.float32)
+    assert norm_of_all(own, [torch.tensor([3.0]), torch.tensor([4.0])], []).item() == 5.0
+    assert norm_of_all(own, [torch.ones(3)], [], float("inf")).item() == 7.0
+    assert norm_of_all(own, [], []).item() == 7.0

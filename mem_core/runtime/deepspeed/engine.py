@@ -2,8 +2,6 @@
 
 import logging
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +19,13 @@ from mem_core.domain.plan import Hyperparams
 from mem_core.domain.request import TrainingSection
 from mem_core.runtime.deepspeed.engine_config import is_universal
 from mem_core.runtime.deepspeed.objective import ModelOutput
+from mem_core.runtime.deepspeed.one_rank import leave_out_sums_of_one, leave_out_what_ranks_need
 from mem_core.runtime.deepspeed.snapshot import CollectingCheckpointEngine
 from mem_core.runtime.deepspeed.trainable import BASE_KEY, EVERY_PARAMETER, Trainable, refuse_other_base, weights_digest
 from mem_core.runtime.models.build import recompute_activations
 from mem_core.runtime.ranks.place import RankPlace
 
 _FLOOR_WORDS = "loss scale already at minimum"  # DeepSpeed raises a bare Exception; its wording is all that tells
-# Where DeepSpeed's ZeRO optimizer is all of this, gradients need no buffers on one rank.
-_PLAIN = dict.fromkeys(("cpu_offload", "overlap_comm", "zenflow", "partition_gradients", "has_moe_layers"), False) | {
-    "contiguous_gradients": True, "gradient_predivide_factor": 1.0, "communication_data_type": torch.float32,
-}  # fmt: skip
 SAFE_CLASSES: list[Any] = [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]
 
 
@@ -50,7 +45,7 @@ def initialise_distributed(place: RankPlace) -> None:
     _leave_out_inference_op()
     deepspeed.init_distributed(dist_backend=backend, verbose=False)
     if place.num_ranks == 1:
-        _leave_out_sums_of_one()
+        leave_out_sums_of_one()
 
 
 def _leave_out_inference_op() -> None:
@@ -62,25 +57,6 @@ def _leave_out_inference_op() -> None:
     backend: Any = sys.modules["deepspeed.comm.torch"]  # the attribute of that name is PyTorch itself
     if hasattr(backend, "build_shm_op"):
         backend.build_shm_op = lambda: None
-
-
-def _leave_out_sums_of_one() -> None:
-    """Gradients and norms go through the collectives where there is only one rank, too, which leaves each number as it was."""
-    backend: Any = getattr(sys.modules["deepspeed.comm.comm"], "cdb", None)
-    if hasattr(backend, "all_reduce"):
-        backend.all_reduce = partial(_sum_of_one, backend.all_reduce)
-
-
-def _sum_of_one(every: Callable[..., Any], tensor: torch.Tensor, op: Any = None, group: Any = None, async_op: bool = False) -> Any:
-    return every(tensor, op, group, async_op) if async_op else None  # whoever waits for a handle gets one
-
-
-def _leave_gradients_in_place(optimizer: Any) -> None:
-    """Stage 1 in float32 on one rank: DeepSpeed copies gradients into a buffer for other ranks and into one for its own part. Without the
-    buffers (private names, looked for first) they stay where the backward pass left them: the same bits, in half the update's time."""
-    if all(getattr(optimizer, name, None) == value for name, value in _PLAIN.items()) and hasattr(optimizer, "buffered_reduce_fallback"):
-        optimizer.contiguous_gradients = False
-        optimizer.buffered_reduce_fallback = lambda *_, **__: None  # the mean over one rank is what it has
 
 
 def build_optimizer(model: torch.nn.Module, training: TrainingSection, trainable: Trainable = EVERY_PARAMETER) -> torch.optim.AdamW:
@@ -130,7 +106,7 @@ class Engine:
         if self._zero_stage == 0:
             self.raw.clip_fp32_gradients = self._clip_and_check
         if self._zero_stage == 1 and self.num_ranks == 1 and not self._half:
-            _leave_gradients_in_place(self.raw.optimizer)
+            leave_out_what_ranks_need(self.raw.optimizer)
         self._check_config(config)
 
     def _check_config(self, config: dict[str, Any]) -> None:
