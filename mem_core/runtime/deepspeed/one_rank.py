@@ -15,7 +15,10 @@ import torch
 _PLAIN = dict.fromkeys(("cpu_offload", "overlap_comm", "zenflow", "partition_gradients", "has_moe_layers"), False) | {
     "contiguous_gradients": True, "gradient_predivide_factor": 1.0, "communication_data_type": torch.float32, "model_parallel_rank": 0,
 }  # fmt: skip
-_REPLACED = ("buffered_reduce_fallback", "get_grad_norm_direct", "_update_model_bit16_weights", "bit16_groups", "bit16_groups_flat")
+_REPLACED = (
+    "buffered_reduce_fallback", "reduce_independent_p_g_buckets_and_remove_grads", "get_grad_norm_direct", "_update_model_bit16_weights",
+    "bit16_groups", "bit16_groups_flat",
+)  # fmt: skip
 
 
 def leave_out_sums_of_one() -> None:
@@ -26,19 +29,23 @@ def leave_out_sums_of_one() -> None:
 
 
 def leave_out_what_ranks_need(optimizer: Any) -> None:
-    """Of stage 1 in float32: the buffers that gradients are copied into (one for other ranks, one for the rank's own part), a copy in
-    double precision for each norm, and new views of weights that have never moved."""
+    """Of stage 1 in float32: the buffers that gradients are copied into (one for other ranks, one for the rank's own part) and the lists
+    of what goes there, a copy in double precision for each norm, and new views of weights that have never moved."""
     as_expected = all(getattr(optimizer, name, None) == value for name, value in _PLAIN.items())
     if not as_expected or not all(hasattr(optimizer, name) for name in _REPLACED):
         return
     optimizer.contiguous_gradients = False
-    optimizer.buffered_reduce_fallback = lambda *_, **__: None  # the mean over one rank is what it has
+    # The mean over one rank is what it has: no gradient is noted down for it.
+    optimizer.reduce_independent_p_g_buckets_and_remove_grads = optimizer.buffered_reduce_fallback = _nothing
     optimizer.get_grad_norm_direct = partial(norm_of_all, optimizer.get_grad_norm_direct)
     optimizer._update_model_bit16_weights = partial(_views_that_moved, optimizer, optimizer._update_model_bit16_weights)
 
 
 def _sum_of_one(every: Callable[..., Any], tensor: torch.Tensor, op: Any = None, group: Any = None, async_op: bool = False) -> Any:
     return every(tensor, op, group, async_op) if async_op else None  # whoever waits for a handle gets one
+
+
+def _nothing(*_: Any, **__: Any) -> None: ...
 
 
 def norm_of_all(own: Callable[..., torch.Tensor], gradients: Iterable[torch.Tensor], params: Any, norm_type: float = 2) -> torch.Tensor:
