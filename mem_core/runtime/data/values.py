@@ -19,15 +19,24 @@ _BAD_ROWS_TOLD = 10
 class PrepareProgress(Value):
     """How far preparation is. `bytes_total` is known from the start and counts the bytes of the files."""
 
-    phase: Literal["hashing", "tokenizing"]
+    phase: Literal["hashing", "tokenizing", "writing"]
     bytes_done: int = 0
     bytes_total: int = 0
     rows: int = Field(0, description="Documents read so far.")
     tokens: int = 0
     bad_rows: int = 0
+    note: str = Field("", description="Worth a line of its own; the numbers say nothing new then.")
 
 
 OnProgress = Callable[[PrepareProgress], None]
+
+
+class SourceRows(Value):
+    """What a weighted source came to. Its documents count those that are held out."""
+
+    num_rows: int
+    num_tokens: int
+    num_documents: int = 0
 
 
 class PreparedData(Value):
@@ -60,6 +69,7 @@ class PreparedData(Value):
     index_sha256: dict[str, str] = Field(
         default={}, description="Digest of the index of each folder of rows; empty before version 2 of the cache."
     )
+    sources: tuple[SourceRows, ...] = Field((), description="Of each source of data.train, where any has a weight; its rows follow each other.")
     encoding: dict[str, str] = Field({}, description="All that decides token ids, part by part; empty under the first rules.")
 
     def summary(self) -> DataSummary:
@@ -95,4 +105,5 @@ class PrepareJob(Value):
     vocab_size: int | None
     cache_dir: Path
     parent_pid: int
+    mark_every_s: float = Field(10.0, description="How much work a kill may cost; see `encoding.marks`.")
     rules: int = Field(CURRENT_RULES, description="How rows become tokens; a run goes on under the rules that it was born with.")

@@ -10,7 +10,8 @@ import numpy as np
 from mem_core.runtime.data.chat.conversation import ChatRefused
 from mem_core.runtime.data.encoding.joining import Tokens
 from mem_core.runtime.data.encoding.lengths import last_answer_start
-from mem_core.runtime.data.encoding.tokenizing import Mask, Tokenizing, Waiting
+from mem_core.runtime.data.encoding.marks.waiting import Waiting
+from mem_core.runtime.data.encoding.tokenizing import Mask, Tokenizing
 from mem_core.runtime.data.reading.pieces import pieces
 from mem_core.runtime.data.reading.rows import BadRow
 
@@ -30,10 +31,10 @@ class SecondRules(Tokenizing):
         try:
             tokens, mask = self._encoder.encode_chat(item.unit.document)
         except ChatRefused as refused:
-            self._bad(item.path, BadRow(item.unit.line, str(refused)))
+            self.seen.bad(item.path, BadRow(item.unit.line, str(refused)))
             return
         if self._form.masked and not mask[1:].any():
-            self._bad(item.path, BadRow(item.unit.line, "none of its tokens would be trained: it holds no words of the assistant"))
+            self.seen.bad(item.path, BadRow(item.unit.line, "none of its tokens would be trained: it holds no words of the assistant"))
             return
         start = last_answer_start(mask) if self._form.masked else None  # before an end is added, which would be a stretch of its own
         end = self._encoder.eos_token_id
@@ -81,7 +82,7 @@ class FirstRules(Tokenizing):
         try:
             tokens, mask = self._encoder.encode_chat(item.unit.document)
         except ChatRefused as refused:
-            self._bad(item.path, BadRow(item.unit.line, str(refused)))
+            self.seen.bad(item.path, BadRow(item.unit.line, str(refused)))
             return
         end = self._encoder.eos_token_id
         if end is not None and end not in tokens[-2:]:

@@ -78,7 +78,7 @@ class _Found:
 
     def _sources(self, data: DataSection) -> Iterator[tuple[str, str, list[SourceFile]]]:
         own: Iterable[str] = data.validation if isinstance(data.validation, tuple) else ()
-        yield from (("data.train", source, self.train) for source in data.train)
+        yield from (("data.train", source, self.train) for source in data.train_paths)
         yield from (("data.validation", source, self.validation) for source in own)
 
     def _refused(self, field: str, source: str, error: MemError) -> None:

@@ -10,7 +10,8 @@ from mem_core.domain.errors import MemError
 from mem_core.domain.request import DataSection
 from mem_core.domain.units import Value
 from mem_core.runtime.data.encoding.acceptance import check_prepared
-from mem_core.runtime.data.encoding.tokenize_process import Reporter, tokenize_files
+from mem_core.runtime.data.encoding.making.making import tokenize_files
+from mem_core.runtime.data.encoding.making.reporter import Reporter
 from mem_core.runtime.data.look.heads import Head, read_heads
 from mem_core.runtime.data.reading.sources import SourceFile
 from mem_core.runtime.data.reading.units import Readable
