@@ -68,9 +68,11 @@ def test_prepared_once_then_found_at_once(tmp_path: Path, many_rows: DataSection
     told: list[PrepareProgress] = []
     first = prepare_data(many_rows, 0, NANO, 384, tmp_path / "cache", told.append)
     assert not first.from_cache
-    assert {progress.phase for progress in told} == {"hashing", "tokenizing"}
-    assert told[-1].bytes_done == told[-1].bytes_total == Path(many_rows.train[0]).stat().st_size
-    assert told[-1].rows == first.num_documents == 12_000
+    assert list(dict.fromkeys(progress.phase for progress in told)) == ["hashing", "tokenizing", "writing"]
+    encoded = [progress for progress in told if progress.phase == "tokenizing"][-1]
+    assert encoded.bytes_done == encoded.bytes_total == Path(many_rows.train_paths[0]).stat().st_size
+    assert encoded.rows == first.num_documents == 12_000
+    assert told[-1].bytes_total == sum(path.stat().st_size for path in Path(first.train_dir).iterdir() if path.name != "index.json")
     fractions = [progress.bytes_done for progress in told if progress.phase == "tokenizing"]
     assert fractions == sorted(fractions)
     told.clear()

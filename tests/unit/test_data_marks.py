@@ -23,6 +23,7 @@ from mem_core.runtime.models.encoding import CURRENT_RULES
 from mem_core.testing.tokenizer_folders import byte_level_bpe, tokenizer_folder
 
 WHOSE = "a"
+KEPT = ("marks/keys.bin", "marks/ledger.json", "arrays")
 
 
 class Killed(BaseException):
@@ -56,7 +57,9 @@ class Work:
         train = [Readable(file, file.path, "ab" * 32) for file in train_files(self._job.data, self._job.rules)]
         report = Reporter(self._told, sum(file.source.size_bytes for file in train))
         try:
-            return tokenize_files(self._job, train, [], self.folder / "rows", "name", report, Marks(self.folder / MARKS, whose, every, clock))
+            return tokenize_files(
+                self._job, train, [], self.folder / "rows", "name", report, Marks(self.folder / MARKS, whose, every, clock)
+            )
         finally:
             self.looks = clock.looks
 
@@ -184,7 +187,9 @@ def test_what_was_added_after_the_mark_is_taken_away(tmp_path: Path, place: str)
 
 
 @pytest.mark.parametrize("flip", [True, False])
-@pytest.mark.parametrize("place", ["rows/train/tokens-00000.bin", "rows/train/lengths.i32", "marks/keys.bin", "marks/ledger.json", "arrays"])
+@pytest.mark.parametrize(
+    "place", ["rows/train/tokens-00000.bin", "rows/train/lengths.i32", "marks/keys.bin", "marks/ledger.json", "arrays"]
+)
 def test_a_mark_that_does_not_prove_itself_is_not_gone_on_from(tmp_path: Path, place: str, flip: bool) -> None:
     """One flipped bit, or an end that is missing: it begins anew, and says so where there was something to go on from."""
     whole, work, expected = killed_halfway(tmp_path)

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from mem_core.domain.environment import DataRemark
 from mem_core.domain.request import DataSection
-from mem_core.domain.run import DataSummary
+from mem_core.domain.run import DataSummary, SourceShare
 from mem_core.domain.units import Value
 from mem_core.runtime.models.encoding import CURRENT_RULES
 
@@ -69,8 +69,17 @@ class PreparedData(Value):
     index_sha256: dict[str, str] = Field(
         default={}, description="Digest of the index of each folder of rows; empty before version 2 of the cache."
     )
-    sources: tuple[SourceRows, ...] = Field((), description="Of each source of data.train, where any has a weight; its rows follow each other.")
+    sources: tuple[SourceRows, ...] = Field(
+        (), description="Of each source of data.train, where any has a weight; its rows follow each other."
+    )
     encoding: dict[str, str] = Field({}, description="All that decides token ids, part by part; empty under the first rules.")
+
+    shares: tuple[SourceShare, ...] = Field((), description="The same with the names and weights of a request; no part of what is cached.")
+
+    @property
+    def epoch_rows(self) -> int:
+        """Rows that an epoch shows: each once, or as often as the weights of their sources say."""
+        return sum(share.epoch_rows for share in self.shares) if self.shares else self.num_samples
 
     def summary(self) -> DataSummary:
         """For the journal, and by it for report and result."""
@@ -86,6 +95,7 @@ class PreparedData(Value):
             dropped_rows=self.dropped_rows,
             document_tokens=self.document_tokens,
             num_copies=self.num_copies,
+            sources=self.shares,
             notes=self.notes,
         )
 

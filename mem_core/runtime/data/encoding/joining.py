@@ -69,7 +69,6 @@ class Spans:
         pairs = ((self.ids, other.ids), (self.starts, other.starts), (self.ends, other.ends))
         return all(np.array_equal(one, another) for one, another in pairs)
 
-
     def state(self) -> dict[str, Any]:
         """As plain values and arrays."""
         return {"ids": self.ids, "starts": self.starts, "ends": self.ends}

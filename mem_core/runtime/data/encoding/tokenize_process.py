@@ -49,9 +49,10 @@ def prepare_here(job: PrepareJob, on_progress: OnProgress) -> PreparedData:
         if changed:
             raise DataError("changed while it was read", field="data", value=changed[0], remedy="Run again once nothing writes to it")
         check_prepared(prepared, job.data, job.vocab_size)  # before publishing: rows after too many bad ones were not tokenised
-        report.begin("writing", sum(path.stat().st_size for path in (folder / _ROWS).rglob("*.*")))
+        report.begin("writing", sum(path.stat().st_size for path in (folder / _ROWS).rglob("*.*") if path.suffix != ".json"))
         publish(folder / _ROWS, job.cache_dir, prepared)
     made = load_prepared(job.cache_dir, name, lambda size_bytes: report.advance("writing", size_bytes))
+    report.finish("writing")
     if made is None:
         raise StoreUnavailable(f"prepared data {name} vanished from the cache", remedy="Let nothing else clean the cache folder; run again")
     return made.model_copy(update={"from_cache": False})

@@ -19,7 +19,7 @@ from mem_core.runtime.data.encoding.marks.tallies import Tallies
 from mem_core.runtime.data.encoding.marks.waiting import LongDocument, Target, Waiting
 from mem_core.runtime.data.encoding.sequences import RowForm, Rows
 from mem_core.runtime.data.reading.rows import BadRow
-from mem_core.runtime.data.reading.units import Readable, Unit, read_units
+from mem_core.runtime.data.reading.units import Readable, Unit
 from mem_core.runtime.data.serving.shards import BEGINS_DOCUMENT
 
 _BATCH_CHARS = 2**18

@@ -9,8 +9,8 @@ from mem_core.domain.units import format_bytes
 from mem_core.runtime.data.encoding.earlier_rules import FirstRules, SecondRules, ThirdRules
 from mem_core.runtime.data.encoding.encoders import make_encoder
 from mem_core.runtime.data.encoding.forms import row_form
-from mem_core.runtime.data.encoding.making.result import result_of
 from mem_core.runtime.data.encoding.making.reporter import Reporter
+from mem_core.runtime.data.encoding.making.result import result_of
 from mem_core.runtime.data.encoding.marks.ledger import Marks
 from mem_core.runtime.data.encoding.marks.place import Place
 from mem_core.runtime.data.encoding.marks.waiting import Target
@@ -55,9 +55,7 @@ def tokenize_files(
 class _Making:
     """One preparation. Rows of a side are made one after another; of weighted sources each has rows of its own."""
 
-    def __init__(
-        self, job: PrepareJob, train: Sequence[Readable], validation: Sequence[Readable], folder: Path, report: Reporter
-    ) -> None:
+    def __init__(self, job: PrepareJob, train: Sequence[Readable], validation: Sequence[Readable], folder: Path, report: Reporter) -> None:
         self._job = job
         self._files = (*train, *validation)
         self._num_train = len(train)
@@ -175,7 +173,7 @@ class _Making:
         """Durable rows with their indexes, and what there is to say of them."""
         for maker in self._makers:
             self._end_maker(maker)
-        self._report.finish(self._counts)
+        self._report.finish("tokenizing", self._counts)
         of_sources = self._of_sources()
         indexes = [self._writers[0].finish(tuple(source.num_rows for source in of_sources)), self._writers[1].finish()]
         told = (*self._told, *coverage(self._job.data, self._form, indexes[0], self._job.rules))

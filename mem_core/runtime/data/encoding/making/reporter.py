@@ -40,6 +40,6 @@ class Reporter:
         phase: Phase = "tokenizing" if self._phase == "tokenizing" else "hashing"
         self._on_progress(PrepareProgress(phase=phase, bytes_done=min(self._done, self._total), bytes_total=self._total, note=text))
 
-    def finish(self, counts: Callable[[], dict[str, int]]) -> None:
-        """The last word on rows: all bytes done."""
-        self._on_progress(PrepareProgress(phase="tokenizing", bytes_done=self._total, bytes_total=self._total, **counts()))
+    def finish(self, phase: Phase, counts: Callable[[], dict[str, int]] = dict) -> None:
+        """The last word on a phase: all bytes done."""
+        self._on_progress(PrepareProgress(phase=phase, bytes_done=self._total, bytes_total=self._total, **counts()))

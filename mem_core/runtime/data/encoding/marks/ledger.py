@@ -79,7 +79,7 @@ class Marks:
         return self._clock() >= self._due_s
 
     def put(self, state: dict[str, Any], fresh_keys: list[bytes]) -> None:
-        """Keep a mark: plain values, lists, dicts with texts for keys, and arrays. What it counts is on the disk already. Raises OSError."""
+        """Keep a mark of plain values, lists, dicts with texts for keys, and arrays. What it counts is on the disk. Raises OSError."""
         assert self._keys is not None, "marks are begun or taken up before one is put"
         self._keys.write(b"".join(bytes([len(key)]) + key for key in fresh_keys))
         self._keys.sync()
