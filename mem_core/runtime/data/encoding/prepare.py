@@ -83,16 +83,25 @@ def with_shares(prepared: PreparedData, data: DataSection) -> PreparedData:
 
 
 def with_columns(data: DataSection, train: Sequence[SourceFile], rules: int) -> tuple[DataSection, tuple[DataRemark, ...]]:
-    """The data section with the fields that were recognised where the request names none, and what to say of it.
+    """The data section with the fields that were recognised where the request names none, and what to say of it and of its weights.
 
     Raises:
         RequestError: the rows can be read in several ways.
     """
     reading = reading_of(train, data) if rules > 3 else None
+    weights = _weights_remark(data)
     if reading is None:
-        return data, ()
+        return data, weights
     text = f"the rows are read as {reading.what}, by the names of their fields: {reading.settings}"
-    return with_fields(data, reading), (DataRemark(check="data.columns", severity="notice", text=text),)
+    return with_fields(data, reading), (DataRemark(check="data.columns", severity="notice", text=text), *weights)
+
+
+def _weights_remark(data: DataSection) -> tuple[DataRemark, ...]:
+    if not data.is_weighted:
+        return ()
+    named = ", ".join(f"{unsigned(path)} × {weight:g}" for path, weight in zip(data.train_paths, data.train_weights, strict=True))
+    text = f"an epoch sees the rows of its sources so many times: {named}; each source is packed by itself"
+    return (DataRemark(check="data.weights", severity="notice", text=text),)
 
 
 def _from_cache(job: PrepareJob, train: Sequence[SourceFile], validation: Sequence[SourceFile]) -> PreparedData | None:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +74,15 @@ def resolve_job(data: DataSection, rules: int) -> tuple[tuple[SourceFile, ...], 
     return train, validation, (*notes, *more)
 
 
+def numbered_sources(data: DataSection) -> Iterator[tuple[int, str]]:
+    """The sources of data.train; without weights they are one, whose files are packed together."""
+    for number, path in enumerate(data.train_paths):
+        yield (number if data.is_weighted else 0), path
+
+
 def train_files(data: DataSection, rules: int) -> tuple[SourceFile, ...]:
     """The files of data.train; those of weighted sources know theirs. Raises DataError, RequestError."""
-    if not data.is_weighted:
-        return resolve_files(data.train_paths, data, "data.train", rules)
-    found = ((number, resolve_files([path], data, "data.train", rules)) for number, path in enumerate(data.train_paths))
+    found = ((number, resolve_files([path], data, "data.train", rules)) for number, path in numbered_sources(data))
     return tuple(file.model_copy(update={"source": number}) for number, files in found for file in files)
 
 
