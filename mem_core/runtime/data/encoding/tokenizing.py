@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mem_core.domain.errors import DataError, RequestError
 from mem_core.domain.request import DataSection
-from mem_core.runtime.data.chat.conversation import ChatRefused
+from mem_core.runtime.data.chat.conversation import ChatRefused, Conversation
 from mem_core.runtime.data.encoding.encoder import Encoder
 from mem_core.runtime.data.encoding.joining import CannotBeCut, Tokens
 from mem_core.runtime.data.encoding.lengths import cut_prompt
@@ -18,14 +18,14 @@ from mem_core.runtime.data.encoding.marks.place import Place
 from mem_core.runtime.data.encoding.marks.tallies import Tallies
 from mem_core.runtime.data.encoding.marks.waiting import LongDocument, Target, Waiting
 from mem_core.runtime.data.encoding.sequences import RowForm, Rows
-from mem_core.runtime.data.reading.rows import BadRow
+from mem_core.runtime.data.reading.rows import BadRow, Document
 from mem_core.runtime.data.reading.units import Readable, Unit
 from mem_core.runtime.data.serving.shards import BEGINS_DOCUMENT
 
 _BATCH_CHARS = 2**18
 _BATCH_UNITS = 512
 Mask = NDArray[np.uint8]
-Encoded = tuple[list[Tokens], list[tuple[Tokens, int]]]
+Encoded = tuple[list[Tokens], list[tuple[Tokens, int]], Sequence[Conversation | ChatRefused]]
 
 
 class Tokenizing:
@@ -120,22 +120,28 @@ class Tokenizing:
     def _hand_over(self) -> None:
         """Begin to encode what waits; the batch before goes to the row makers meanwhile.
 
-        So does the next batch's reading: a tokenizer that uses all cores by itself would wait for both. Chats are rendered by the same
-        tokenizer here, which two threads must not ask at a time.
+        So does the next batch's reading: a tokenizer that uses all cores by itself would wait for both. Nothing else asks the
+        tokenizer meanwhile: two threads must not.
         """
         waiting, self._waiting, self._waiting_chars = self._waiting, [], 0
-        beside = self._encoder.runs_beside and not any(item.unit.document.messages is not None for item in waiting)
+        beside = self._encoder.runs_beside and self._may_run_beside(waiting)
         begun = self._thread.submit(self._encoded, waiting) if beside else None
         self._finish()
         self._encoding = (waiting, begun)
         if begun is None:
             self._finish()
 
+    def _may_run_beside(self, waiting: list[Waiting]) -> bool:
+        return bool(waiting)
+
     def _encoded(self, waiting: list[Waiting]) -> Encoded:
         documents = [item.unit.document for item in waiting]
         plain = self._encoder.encode([row.text for row in documents if row.prompt is None and row.messages is None])
         pairs = self._encoder.encode_pairs([(row.prompt, row.text) for row in documents if row.prompt is not None])
-        return plain, pairs
+        return plain, pairs, self._chats([row for row in documents if row.messages is not None])
+
+    def _chats(self, documents: Sequence[Document]) -> Sequence[Conversation | ChatRefused]:
+        return self._encoder.encode_chats(documents, self._data)
 
     def _finish(self) -> None:
         if self._encoding is None:
@@ -145,11 +151,11 @@ class Tokenizing:
             encoded = self._encoded(waiting) if begun is None else begun.result()
         except CannotBeCut as exc:
             raise self._cannot_be_cut(waiting, exc) from exc
-        plain, pairs = iter(encoded[0]), iter(encoded[1])
+        plain, pairs, chats = iter(encoded[0]), iter(encoded[1]), iter(encoded[2])
         for item in waiting:
             row = item.unit.document
             if row.messages is not None:
-                self._take_chat(item)
+                self._take_chat(item, next(chats))
             elif row.prompt is not None:
                 self._take_pair(item, *next(pairs))
             else:
@@ -172,11 +178,9 @@ class Tokenizing:
         in_chunks = self._data.long_documents == "chunk"
         return LongDocument(self._encoder.parted(), first, in_chunks=in_chunks, limit=self._data.sequence_length)
 
-    def _take_chat(self, item: Waiting) -> None:
-        try:
-            chat = self._encoder.encode_turns(item.unit.document, self._data)
-        except ChatRefused as refused:
-            self.seen.bad(item.path, BadRow(item.unit.line, str(refused), refused.hint))
+    def _take_chat(self, item: Waiting, chat: Conversation | ChatRefused) -> None:
+        if isinstance(chat, ChatRefused):
+            self.seen.bad(item.path, BadRow(item.unit.line, str(chat), chat.hint))
             return
         self._remark_doubled(chat.tokens)
         self.seen.remarks["answers_without_end"] += not chat.ends_answers
