@@ -4,8 +4,8 @@
 
 Makes rows of Python's own sources, in pieces drawn by seed, in a temporary folder that is removed at the end. Each attempt is a process of
 its own, killed at an even share of the bytes; the last one ends. Printed: seconds of each attempt and where it went on, the peak of
-resident memory of its process tree, the time a kill costs, and the ratio to `tokenizers.encode_batch` on a part of the same rows, measured
-before and after. With --twin the shards are held against those of a preparation that nobody disturbed.
+resident memory of its process tree, what a kill costs, and of each attempt the ratio to `tokenizers.encode_batch` on a part of the same
+rows, measured right before and right after it. With --twin the shards are held against those of a preparation that nobody disturbed.
 """
 
 import argparse
@@ -20,18 +20,20 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
-from measuring import parsed
+from measuring import parsed, spread
 from preparation import PIECE_CHARS, texts, theirs, trained
 
 from mem_core.runtime.data.values import PreparedData, PrepareJob, PrepareProgress
 from mem_core.testing.tokenizer_folders import tokenizer_folder
 
 SEED = 7
-SAMPLE_MB = 40.0
+SAMPLE_MB = 20.0
 LOOK_EVERY_S = 0.1
 PROGRAM = """
 import json, os, sys
@@ -134,13 +136,15 @@ def digest(prepared: PreparedData) -> str:
     return total.hexdigest()
 
 
-def killed(folder: Path, kills: int, mark_every_s: float) -> PreparedData:
-    """Attempts until one ends; prints the figures of each."""
+def killed(folder: Path, kills: int, mark_every_s: float, alone: Callable[[], float]) -> PreparedData:
+    """Attempts until one ends; prints the figures of each. `alone` measures `encode_batch`, in MB of rows a second."""
     attempts: list[Attempt] = []
+    rates = [alone()]
     for number in range(kills + 1):
         share = (number + 1) / (kills + 1) if number < kills else None
         attempts.append(attempt(folder, folder / "cache", mark_every_s, share))
         one = attempts[-1]
+        rates.append(alone())
         at = "not at all" if one.first_mb is None else f"at {one.first_mb:,.1f} MB"
         end = "done" if one.prepared else "killed -9"
         print(
@@ -149,11 +153,17 @@ def killed(folder: Path, kills: int, mark_every_s: float) -> PreparedData:
     prepared = attempts[-1].prepared
     assert prepared is not None, "the last attempt was not killed"
     assert all(one.first_mb for one in attempts[1:]), "each attempt after a kill went on from a mark"
+    print(f"prepare ÷ encode_batch: {spread(ratios(attempts, rates))}; encode_batch alone {spread(rates)} MB/s")
     again_mb = sum(one.encoded_mb for one in attempts) - (folder / "rows.jsonl").stat().st_size / 1e6
     print(f"encoded again after {kills} kills: {again_mb:,.1f} MB; peak of any attempt {max(one.peak_mib for one in attempts):,.0f} MiB")
     print(f"seconds of all attempts: {sum(one.took_s for one in attempts):,.1f}")
     print(f"encoding and packing: {sum(one.encoded_mb for one in attempts) / sum(one.encoding_s for one in attempts):.3f} MB/s of rows")
     return prepared
+
+
+def ratios(attempts: list[Attempt], rates: list[float]) -> list[float]:
+    """Of each attempt its rate of encoding and packing ÷ the mean of `encode_batch` before and after it."""
+    return [one.encoded_mb / one.encoding_s / (sum(pair) / 2) for one, pair in zip(attempts, pairwise(rates), strict=True)]
 
 
 def main() -> None:
@@ -177,17 +187,16 @@ def main() -> None:
         tokenizer_folder(folder / "model", tokenizer)
         size_mb = sum(len(json.dumps({"text": text}, ensure_ascii=False).encode()) + 1 for text in sample) / 1e6
         print(f"rows: {(folder / 'rows.jsonl').stat().st_size / 1e6:,.0f} MB; cores: {os.cpu_count()}", flush=True)
-        before_s = theirs(tokenizer, sample)
-        prepared = killed(folder, arguments.kills, arguments.mark_every)
-        rates = [size_mb / seconds for seconds in (before_s, theirs(tokenizer, sample))]
-        print(f"encode_batch alone: {rates[0]:.3f} MB/s before, {rates[1]:.3f} MB/s after, on {size_mb:,.0f} MB of the same rows")
+        alone = lambda: size_mb / theirs(tokenizer, sample)  # noqa: E731 - a measurement, taken again and again
+        prepared = killed(folder, arguments.kills, arguments.mark_every, alone)
         print(f"sequences: {prepared.num_samples:,}, tokens: {prepared.num_tokens:,}")
         if arguments.twin:
+            before = alone()
             twin = attempt(folder, folder / "twin", arguments.mark_every, None)
             assert twin.prepared is not None, "an undisturbed preparation ends"
             same = digest(twin.prepared) == digest(prepared)
             print(f"undisturbed: {twin.took_s:,.1f} s, {twin.encoded_mb / twin.encoding_s:.3f} MB/s, peak {twin.peak_mib:,.0f} MiB")
-            print(f"ratio to encode_batch: {twin.encoded_mb / twin.encoding_s / (sum(rates) / 2):.3f}")
+            print(f"undisturbed ÷ encode_batch: {spread(ratios([twin], [before, alone()]))}")
             print(f"the same shards to the bit: {'yes' if same else 'NO'}")
             assert same, "killed and undisturbed differ"
 

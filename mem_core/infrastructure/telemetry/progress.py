@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO, assert_never
 
 from mem_core.domain.printable import printable
 from mem_core.domain.units import format_bytes, format_seconds
-from mem_core.infrastructure.telemetry.live import Rate
+from mem_core.infrastructure.telemetry.live import Rate, about_left
 from mem_core.infrastructure.telemetry.streams import terminal
 
 if TYPE_CHECKING:
@@ -278,15 +278,6 @@ def _describe_preparing(view: PreparingView) -> str:
         view.source,
     )
     return "  ".join(part for part in parts if part)
-
-
-def about_left(left_s: float | None) -> str:
-    """`about 2 min left`, as exact as it can be meant; empty where it is not known."""
-    if left_s is None:
-        return ""
-    if left_s < 90:
-        return f"about {max(5, round(left_s / 5) * 5)} s left"
-    return f"about {round(left_s / 60)} min left" if left_s < 5_400 else f"about {left_s / 3_600:.1f} h left"
 
 
 def _live_line(view: View, text: str) -> "Table":
