@@ -139,8 +139,10 @@ def job_of(tmp_path: Path, asked: dict[str, Any], tokenizer: str) -> PrepareJob:
     return PrepareJob(data=data, tokenizer_source=tokenizer, vocab_size=None, cache_dir=tmp_path, parent_pid=0, rules=CURRENT_RULES)
 
 
-@pytest.mark.parametrize("tokenizer", ["preset:llama-nano", "words"])
-@pytest.mark.parametrize("shape", SHAPES)
+BY_WORDS = [pytest.param(shape, "words", marks=() if shape in (answers, long_text) else pytest.mark.slow) for shape in SHAPES]
+
+
+@pytest.mark.parametrize(("shape", "tokenizer"), [*((shape, "preset:llama-nano") for shape in SHAPES), *BY_WORDS])
 def test_killed_anywhere_it_makes_the_same_shards(tmp_path: Path, shape: Callable[..., dict[str, Any]], tokenizer: str, words: str) -> None:
     """Killed at three places, each in a preparation of its own, and at three in turn of one and the same."""
     job = job_of(tmp_path, shape(tmp_path), words if tokenizer == "words" else tokenizer)

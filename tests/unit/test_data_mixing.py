@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flows.commands.inspection.data import rendered_numbers
+from mem_core.core.results.data_report import DataReport
 from mem_core.domain.errors import DataError, RequestError
 from mem_core.domain.request import DataSection, EvaluationSection, WeightedSource
 from mem_core.infrastructure.request.file import apply_overrides, build_request
@@ -187,3 +189,15 @@ def test_weights_come_through_every_door() -> None:
     assert request.data.train == ("a", WeightedSource(path="b", weight=0.5))
     assert type(request).model_validate(request.model_dump(mode="json")) == request
     assert (request.data.is_weighted, request.data.train_paths, request.data.train_weights) == (True, ("a", "b"), (1.0, 0.5))
+
+
+def test_the_data_report_names_the_part_of_each_source(tmp_path: Path) -> None:
+    mixed = prepare(tmp_path, [{"path": source(tmp_path, "a", "a", 40), "weight": 2}, source(tmp_path, "b", "b", 30)])
+    one, other = mixed.shares
+    summary = mixed.summary()
+    report = DataReport(summary=summary, fingerprint="f", sequence_length=16, vocab_size=384, num_embeddings=384)
+    first, second = (line for line in rendered_numbers(report.model_copy(update={"steps": 1, "epochs": 1.0})) if "of an epoch" in line)
+    assert f"{2 * one.num_rows:,} rows, {2 * one.num_tokens:,} tokens" in first
+    assert f"2 × {one.num_rows:,} rows of {one.path}" in first
+    assert f"{other.num_rows:,} rows, {other.num_tokens:,} tokens" in second
+    assert summary.num_sequences == one.num_rows + other.num_rows

@@ -28,7 +28,8 @@ class Reporter:
         now_s = time.monotonic()
         if fresh or now_s >= self._next_s:
             self._next_s = now_s + _PROGRESS_EVERY_S
-            self._on_progress(PrepareProgress(phase=phase, bytes_done=min(self._done, self._total), bytes_total=self._total, **counts()))
+            done = PrepareProgress(phase=phase, bytes_done=min(self._done, self._total), bytes_total=self._total)
+            self._on_progress(done.model_copy(update=counts()))
 
     def begin(self, phase: Phase, bytes_total: int) -> None:
         """The next phase, of so many bytes."""
@@ -42,4 +43,5 @@ class Reporter:
 
     def finish(self, phase: Phase, counts: Callable[[], dict[str, int]] = dict) -> None:
         """The last word on a phase: all bytes done."""
-        self._on_progress(PrepareProgress(phase=phase, bytes_done=self._total, bytes_total=self._total, **counts()))
+        done = PrepareProgress(phase=phase, bytes_done=self._total, bytes_total=self._total)
+        self._on_progress(done.model_copy(update=counts()))
