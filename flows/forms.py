@@ -92,8 +92,10 @@ def _folded(schema: Schema) -> Schema:
 
 
 def _named(schema: Schema) -> Schema:
-    """Each kind of value that a field takes under a name for people, which is what the form's tabs show."""
-    kinds = schema.get("anyOf")
+    """Each kind of value that a field takes, or each item of a list, under a name for people, which is what the form's tabs show."""
+    kinds, items = schema.get("anyOf"), schema.get("items")
+    if isinstance(items, dict):
+        schema = {**schema, "items": _named(items)}
     return {**schema, "anyOf": [{**kind, "title": _kind(kind)} for kind in kinds]} if kinds else schema
 
 

@@ -219,9 +219,9 @@ def prepare(held: Held) -> Prepared:
         rows = PreparedRows(
             train=data, evaluation=prepare_evaluation(held.request, order.settings, model.vocab_size, order.progress, record)
         )
-    asked = in_steps(held.request, data.num_samples)
+    asked = in_steps(held.request, data.epoch_rows)
     if record is None:
-        length = length_of(order.request, data.num_samples)
+        length = length_of(order.request, data.epoch_rows)
         numbers = read_model_numbers(held.request.model.source, order.settings.model_cache_dir)
         record = born(asked, environment, model.fingerprint, data.fingerprint, data.encoding)
         record = record.model_copy(update={"length": length, "router_loss": numbers.router_loss})
@@ -233,7 +233,7 @@ def prepare(held: Held) -> Prepared:
     state.emit(DataPrepared(data=_summary(data, asked)))
     training = asked.training.model_copy(update={"schedule_steps": record.request.training.schedule_steps})
     request = asked.model_copy(update={"training": training})
-    length = length_of(order.request, data.num_samples, before=record.length)
+    length = length_of(order.request, data.epoch_rows, before=record.length)
     record = with_allowed_changes(record, request).model_copy(update={"length": length})
     if length.epochs is not None:
         order.progress.note(length_words(length, request))
@@ -246,7 +246,7 @@ def prepare(held: Held) -> Prepared:
 
 def _summary(data: PreparedData, request: RuntimeRequest) -> DataSummary:
     """What is trained on, and how many updates see all of it once."""
-    return data.summary().model_copy(update={"steps_per_epoch": data.num_samples / request.training.global_batch_size})
+    return data.summary().model_copy(update={"steps_per_epoch": data.epoch_rows / request.training.global_batch_size})
 
 
 def _refuse_other_life(held: Held, record: RunRecord) -> None:

@@ -90,6 +90,18 @@ class MemorySummary(Value):
     plan_changes: tuple[dict[str, Any], ...] = Field(default=(), description="Each change of the micro-batch plan, with its reason.")
 
 
+class SourceShare(Value):
+    """A source of the rows that are trained on, where any has a weight, and its part in an epoch."""
+
+    path: str
+    weight: float
+    num_documents: int = Field(default=0, description="Those that are held out too.")
+    num_rows: int = 0
+    num_tokens: int = 0
+    epoch_rows: int = Field(default=0, description="Rows of it that an epoch shows.")
+    epoch_tokens: int = Field(default=0, description="Tokens of those rows, on the average.")
+
+
 class DataSummary(Value):
     """What an attempt trained on, and what of the files it does not train on."""
 
@@ -109,6 +121,7 @@ class DataSummary(Value):
         default={}, description="Tokens of a document before it is cut: p5, p50, p95, p99, longest; empty in older records."
     )
     num_copies: int = Field(default=0, description="Documents whose content was there before, among the first two million.")
+    sources: tuple[SourceShare, ...] = Field(default=(), description="Where any source of the rows has a weight.")
     notes: tuple[str, ...] = ()
 
 

@@ -18,7 +18,14 @@ def test_all_that_take_arguments_are_measurements() -> None:
     assert takes == set(MEASUREMENTS)
 
 
-LONG = {"goodput.py", "memory_first_shrink.py", "overhead.py", "recovery.py", "adapter_memory.py"}  # half a minute and more each
+LONG = {
+    "goodput.py",
+    "memory_first_shrink.py",
+    "overhead.py",
+    "recovery.py",
+    "adapter_memory.py",
+    "preparation_killed.py",
+}  # half a minute and more each
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in MEASUREMENTS]
 
 

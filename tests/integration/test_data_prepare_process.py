@@ -13,9 +13,10 @@ import pytest
 
 from mem_core.domain.errors import DataError, EnvironmentUnfit, RequestError, StoreUnavailable
 from mem_core.domain.request import DataSection
-from mem_core.runtime.data.encoding.prepare import prepare_data
+from mem_core.runtime.data.child import ask_child
+from mem_core.runtime.data.encoding.prepare import PROGRAM, prepare_data
 from mem_core.runtime.data.serving.dataset import TokenDataset
-from mem_core.runtime.data.values import PreparedData, PrepareProgress
+from mem_core.runtime.data.values import PreparedData, PrepareJob, PrepareProgress
 
 NANO = "preset:llama-nano"
 WAIT_S = 30
@@ -24,7 +25,8 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from mem_core.domain.request import DataSection
-from mem_core.runtime.data.encoding.prepare import prepare_data
+from mem_core.runtime.data.child import ask_child
+from mem_core.runtime.data.encoding.prepare import PROGRAM, prepare_data
 
 data = DataSection.model_validate_json(sys.argv[1])
 prepared = prepare_data(data, 0, "preset:llama-nano", 384, Path(sys.argv[2]), lambda p: print(p.model_dump_json(), flush=True))
@@ -68,9 +70,11 @@ def test_prepared_once_then_found_at_once(tmp_path: Path, many_rows: DataSection
     told: list[PrepareProgress] = []
     first = prepare_data(many_rows, 0, NANO, 384, tmp_path / "cache", told.append)
     assert not first.from_cache
-    assert {progress.phase for progress in told} == {"hashing", "tokenizing"}
-    assert told[-1].bytes_done == told[-1].bytes_total == Path(many_rows.train[0]).stat().st_size
-    assert told[-1].rows == first.num_documents == 12_000
+    assert list(dict.fromkeys(progress.phase for progress in told)) == ["hashing", "tokenizing", "writing"]
+    encoded = [progress for progress in told if progress.phase == "tokenizing"][-1]
+    assert encoded.bytes_done == encoded.bytes_total == Path(many_rows.train_paths[0]).stat().st_size
+    assert encoded.rows == first.num_documents == 12_000
+    assert told[-1].bytes_total == sum(path.stat().st_size for path in Path(first.train_dir).iterdir() if path.name != "index.json")
     fractions = [progress.bytes_done for progress in told if progress.phase == "tokenizing"]
     assert fractions == sorted(fractions)
     told.clear()
@@ -101,6 +105,34 @@ def test_a_killed_flow_takes_the_tokenising_process_along_and_leaves_nothing_tru
     assert not again.from_cache
     assert staging_folders(cache_dir) == [], "the dead process's leftovers are gone"
     assert shards(again) == shards(prepare_data(many_rows, 0, NANO, 384, tmp_path / "other"))
+
+
+def test_killed_again_and_again_it_goes_on_to_the_same_shards(tmp_path: Path, many_rows: DataSection) -> None:
+    """Three kills at moments of its work, each later than a mark; the marks of one are where the next begins."""
+    cache_dir = tmp_path / "cache"
+    job = PrepareJob(data=many_rows, tokenizer_source=NANO, vocab_size=384, cache_dir=cache_dir, parent_pid=os.getpid(), mark_every_s=0.05)
+    others = children()
+    kills: list[int] = []
+    notes: list[str] = []
+
+    def kill(progress: PrepareProgress) -> None:
+        notes.extend([progress.note] if progress.note else [])
+        if progress.phase == "tokenizing" and progress.bytes_done > (len(kills) + 1) * progress.bytes_total // 5:
+            kills.append(progress.bytes_done)
+            for child in children() - others:
+                child.send_signal(signal.SIGKILL)
+
+    for number in range(3):
+        with pytest.raises(EnvironmentUnfit, match="killed by SIGKILL"):
+            ask_child(PROGRAM, job.model_dump_json(), lambda raw: kill(PrepareProgress.model_validate(raw)))
+        assert len(kills) >= number + 1
+        assert len(staging_folders(cache_dir)) == 1
+        assert visible_folders(cache_dir) == []
+    again = prepare_data(many_rows, 0, NANO, 384, cache_dir, lambda progress: notes.extend([progress.note] if progress.note else []))
+    assert len(notes) == 3
+    assert all("goes on after" in note for note in notes)
+    assert shards(again) == shards(prepare_data(many_rows, 0, NANO, 384, tmp_path / "other"))
+    assert staging_folders(cache_dir) == []
 
 
 def test_a_killed_tokenising_process_is_an_error_with_a_remedy(tmp_path: Path, many_rows: DataSection) -> None:

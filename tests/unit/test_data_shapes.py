@@ -86,11 +86,20 @@ def in_seven(folder: Path, rows: list[Row]) -> Path:
     return folder
 
 
+def in_tables(folder: Path, rows: list[Row]) -> Path:
+    folder.mkdir()
+    as_csv(folder / "a.csv", rows[:100])
+    as_csv(folder / "b.csv", rows[100:])
+    return folder
+
+
 Write = Callable[[Path, list[Row]], Path]
 SHAPES: dict[str, Write] = {
     "jsonl": lambda at, rows: written(at / "a.jsonl", lines(rows)),
     "jsonlines": lambda at, rows: written(at / "a.jsonlines", lines(rows)),
     "jl": lambda at, rows: written(at / "a.jl", lines(rows)),
+    "ndjson, packed": lambda at, rows: written(at / "a.ndjson.zst", zstandard.compress(lines(rows))),
+    "ndjson": lambda at, rows: written(at / "a.ndjson", lines(rows)),
     "no suffix": lambda at, rows: written(at / "rows", lines(rows)),
     "gzip": lambda at, rows: written(at / "a.jsonl.gz", gzip.compress(lines(rows))),
     "gzip by its bytes alone": lambda at, rows: written(at / "a.jsonl", gzip.compress(lines(rows))),
@@ -111,6 +120,8 @@ SHAPES: dict[str, Write] = {
     "arrow stream": lambda at, rows: as_arrow(at / "a.arrow", rows, whole_file=False),
     "save_to_disk": lambda at, rows: as_saved(at / "saved", rows),
     "a folder of seven": lambda at, rows: in_seven(at / "seven", rows),
+    "a glob of seven": lambda at, rows: in_seven(at / "seven", rows) / "*.jsonl",
+    "a folder of tables": lambda at, rows: in_tables(at / "tables", rows),
 }
 
 

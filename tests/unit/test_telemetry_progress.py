@@ -3,7 +3,17 @@
 import io
 import time
 
-from mem_core.infrastructure.telemetry.progress import NoProgress, PreparingView, Progress, ProgressDisplay, ProgressView, describe
+from mem_core.infrastructure.telemetry.progress import (
+    PLAIN_EVERY_S,
+    NoProgress,
+    PreparingView,
+    Progress,
+    ProgressDisplay,
+    ProgressView,
+    describe,
+)
+from mem_core.runtime.data.values import PrepareProgress
+from mem_core.runtime.session.opening.preparing_watch import PreparingWatch
 
 
 class Clock:
@@ -119,6 +129,29 @@ def test_data_preparation_has_its_own_line() -> None:
     view = PreparingView(done_bytes=2**20, total_bytes=2**22, num_rows=12, num_tokens=3_400, source="a.jsonl")
     assert describe(view) == "preparing data 25%  1.0 MiB of 4.0 MiB  12 rows  3,400 tokens  a.jsonl"
     assert describe(PreparingView(done_bytes=5, total_bytes=0)) == "preparing data  5 B"
+    view = PreparingView(2**20, 2**22, num_tokens=3_400, phase="encoding and packing", left_s=130.0)
+    assert describe(view) == "preparing data: encoding and packing 25%  about 2 min left  1.0 MiB of 4.0 MiB  3,400 tokens"
+
+
+def test_a_preparation_names_its_phases_and_the_time_left_in_few_lines() -> None:
+    """An hour of words, five a second, into a log: a line for each phase and one every half minute; the rate is that of the phase."""
+    stream, clock = io.StringIO(), Clock()
+    with ProgressDisplay(stream, live=False, clock=clock) as display:
+        watch = PreparingWatch(display, clock)
+        for phase, per_s in (("hashing", 100_000_000), ("tokenizing", 2_000_000), ("writing", 50_000_000)):
+            total = per_s * 1_200
+            for number in range(6_000):
+                clock.now_s += 0.2
+                done = PrepareProgress(phase=phase, bytes_done=total * number // 6_000, bytes_total=total)  # type: ignore[arg-type]
+                watch(done)
+        watch(PrepareProgress(phase="writing", note="it goes on"))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) <= 3_600 / PLAIN_EVERY_S + 5
+    assert [sum(phase in line for line in lines) > 30 for phase in ("hashing", "encoding", "writing")] == [True] * 3
+    assert "it goes on" in lines
+    halfway = next(line for line in lines if "encoding and packing 50%" in line)
+    assert "about 10 min left" in halfway
+    assert "left" not in next(line for line in lines if "encoding" in line), "of a phase that has only begun nothing is known"
 
 
 def test_a_stream_that_went_away_ends_the_display_and_not_the_run() -> None:

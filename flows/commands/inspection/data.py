@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 
 from mem_core.bootstrap import report_on_data
-from mem_core.core.results.data_report import DataReport, Segment, ShownRow
+from mem_core.core.results.data_report import DataReport, Segment, ShownRow, mix_words
 from mem_core.domain.errors import RequestError
 from mem_core.domain.printable import printable
 from mem_core.infrastructure.request.file import apply_overrides, build_request, load_mapping
@@ -71,6 +71,7 @@ def rendered_numbers(report: DataReport) -> Iterator[str]:
     yield f"training rows    {summary.num_sequences:,} with {summary.num_tokens:,} tokens"
     share = summary.trained_tokens / summary.num_tokens if summary.num_tokens else 0.0
     yield f"trained          {summary.trained_tokens:,} tokens, {share:.1%}; {1 - share:.1%} are masked or begin a row"
+    yield from (f"  of an epoch    {line}" for line in mix_words(summary.sources))
     yield f"held-out rows    {summary.num_validation_sequences:,}"
     yield f"token ids        up to {report.max_token_id:,}; the tokenizer has {report.vocab_size:,}, the model {report.num_embeddings:,}"
     yield f"the run          {report.steps:,} steps, {report.epochs:.3g} epochs"

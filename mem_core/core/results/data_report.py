@@ -1,8 +1,10 @@
 """What a request's rows come to, and the first of them as the model will see them."""
 
+from collections.abc import Sequence
+
 from pydantic import Field
 
-from mem_core.domain.run import DataSummary
+from mem_core.domain.run import DataSummary, SourceShare
 from mem_core.domain.units import Value
 
 
@@ -35,3 +37,13 @@ class DataReport(Value):
     steps: int | None = None
     epochs: float | None = None
     rows: tuple[ShownRow, ...] = ()
+
+
+def mix_words(sources: Sequence[SourceShare]) -> tuple[str, ...]:
+    """What each weighted source gives to an epoch, a line each; nothing where none has a weight."""
+    total = sum(source.epoch_tokens for source in sources)
+    return tuple(
+        f"{source.epoch_rows:,} rows, {source.epoch_tokens:,} tokens ({source.epoch_tokens / total if total else 0.0:.1%}): "
+        f"{source.weight:g} × {source.num_rows:,} rows of {source.path}"
+        for source in sources
+    )

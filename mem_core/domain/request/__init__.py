@@ -15,6 +15,7 @@ from mem_core.domain.request.resilience import ChaosSection, ResilienceSection
 from mem_core.domain.request.runtime_request import MAX_SEGMENTS, OWNED_DEEPSPEED_KEYS, RuntimeRequest
 from mem_core.domain.request.section import PositiveInt, Section
 from mem_core.domain.request.shown import shown_request
+from mem_core.domain.request.sources import WeightedSource
 from mem_core.domain.request.training import STEPS_LIMIT, TrainingSection
 
 __all__ = [
@@ -38,5 +39,6 @@ __all__ = [
     "RuntimeRequest",
     "Section",
     "TrainingSection",
+    "WeightedSource",
     "shown_request",
 ]

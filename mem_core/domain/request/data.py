@@ -5,16 +5,17 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from mem_core.domain.request.section import Section
+from mem_core.domain.request.sources import WeightedSource, as_sources, refuse_weights
 
 
 class DataSection(Section):
     """What to train on and how rows become token sequences."""
 
-    train: tuple[str, ...] = Field(
+    train: tuple[str | WeightedSource, ...] = Field(
         default=("stdlib:",),
         min_length=1,
         description="Files, folders, globs or URLs of text or rows (JSONL, JSON, CSV, TSV, parquet, Arrow), also compressed; "
-        "'stdlib:' is Python's own library sources.",
+        "'stdlib:' is Python's own library sources. {path, weight}: seen so many times in an epoch; 0.5 is a half, the other half next.",
     )
     validation: float | tuple[str, ...] | None = Field(
         default=0.01, description="A fraction held out, a list like train, or null for none."
@@ -56,7 +57,13 @@ class DataSection(Section):
     @field_validator("train", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value
+        return as_sources(value, "data.train")
+
+    @field_validator("validation", mode="before")
+    @classmethod
+    def _each_once(cls, value: Any) -> Any:
+        refuse_weights(value, "data.validation")
+        return value
 
     @field_validator("validation")
     @classmethod
@@ -76,3 +83,18 @@ class DataSection(Section):
         if self.prompt_field is not None and self.messages_field is not None:
             raise ValueError("messages_field excludes prompt_field and completion_field; set one kind")
         return self
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether any source is seen more or less than once in an epoch; then each source is packed by itself."""
+        return any(isinstance(source, WeightedSource) for source in self.train)
+
+    @property
+    def train_paths(self) -> tuple[str, ...]:
+        """The sources without their weights."""
+        return tuple(source if isinstance(source, str) else source.path for source in self.train)
+
+    @property
+    def train_weights(self) -> tuple[float, ...]:
+        """The weight of each source."""
+        return tuple(1.0 if isinstance(source, str) else source.weight for source in self.train)

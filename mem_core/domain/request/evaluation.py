@@ -6,6 +6,7 @@ from typing import Any, cast
 from pydantic import Field, field_validator, model_validator
 
 from mem_core.domain.request.section import PositiveInt, Section
+from mem_core.domain.request.sources import refuse_weights
 
 VALIDATION = "validation"
 """The name of the set that `data.validation` holds out."""
@@ -35,6 +36,8 @@ class EvaluationSection(Section):
         if not isinstance(value, dict):
             return value
         named = cast("dict[Any, Any]", value).items()
+        for name, files in named:
+            refuse_weights(files, f"evaluation.sets.{name}")
         return {name: [files] if isinstance(files, str) else files for name, files in named}
 
     @field_validator("sets")

@@ -49,6 +49,15 @@ class Rate:
         return max(num_left, 0) / per_s if per_s else None
 
 
+def about_left(left_s: float | None) -> str:
+    """`about 2 min left`, as exact as it can be meant; empty where it is not known."""
+    if left_s is None:
+        return ""
+    if left_s < 90:
+        return f"about {max(5, round(left_s / 5) * 5)} s left"
+    return f"about {round(left_s / 60)} min left" if left_s < 5_400 else f"about {left_s / 3_600:.1f} h left"
+
+
 def write_live(run_folder: Path, live: LiveStep) -> None:
     """Replace the file. What goes wrong is nobody's trouble: the next second tries again."""
     temporary = run_folder / f".{LIVE_NAME}.{os.getpid()}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO, assert_never
 
 from mem_core.domain.printable import printable
 from mem_core.domain.units import format_bytes, format_seconds
-from mem_core.infrastructure.telemetry.live import Rate
+from mem_core.infrastructure.telemetry.live import Rate, about_left
 from mem_core.infrastructure.telemetry.streams import terminal
 
 if TYPE_CHECKING:
@@ -48,13 +48,15 @@ class ProgressView:
 
 @dataclass(frozen=True, slots=True)
 class PreparingView:
-    """Where data preparation is; `total_bytes` 0 means not known."""
+    """Where data preparation is; `total_bytes` 0 means not known. The bytes are those of its `phase`, and so is the time that is left."""
 
     done_bytes: int
     total_bytes: int
     num_rows: int = 0
     num_tokens: int = 0
     source: str = ""
+    phase: str = ""
+    left_s: float | None = None
 
 
 View = ProgressView | PreparingView
@@ -92,8 +94,8 @@ class NoProgress:
 class ProgressDisplay:
     """Shows a run on `stream` (standard error unless given).
 
-    On a terminal: one live line, redrawn at most every LIVE_EVERY_S. Elsewhere: a plain line for each new segment, at most one
-    in two seconds, and one every PLAIN_EVERY_S. An `update` with nothing due only keeps the view. No thread, and a stream
+    On a terminal: one live line, redrawn at most every LIVE_EVERY_S. Elsewhere: a plain line for each new segment or phase, at most
+    one in two seconds, and one every PLAIN_EVERY_S. An `update` with nothing due only keeps the view. No thread, and a stream
     that is closed or full never raises. Use as a context manager, or `close` it.
     """
 
@@ -114,7 +116,7 @@ class ProgressDisplay:
         self._view: View | None = None
         self._shown: View | None = None
         self._shown_s = float("-inf")
-        self._shown_segment = -1
+        self._shown_part: int | str = -1
         self._due_s = float("-inf")
         self._rate = Rate()
         self._closed = False
@@ -129,7 +131,7 @@ class ProgressDisplay:
         """Keep the view, and show it when it is time."""
         self._view = view = _with_last_numbers(view, self._view)
         now_s = self._clock()
-        if now_s < self._due_s and not self._new_segment(view, now_s):
+        if now_s < self._due_s and not self._new_part(view, now_s):
             return
         self._show(now_s)
 
@@ -153,8 +155,8 @@ class ProgressDisplay:
         self._live = None
         self._closed = True
 
-    def _new_segment(self, view: View, now_s: float) -> bool:
-        if self._is_live or not isinstance(view, ProgressView) or view.segment_index == self._shown_segment:
+    def _new_part(self, view: View, now_s: float) -> bool:
+        if self._is_live or _part_of(view) == self._shown_part:
             return False
         return now_s - self._shown_s >= _PLAIN_AT_LEAST_S
 
@@ -164,8 +166,8 @@ class ProgressDisplay:
             return
         self._shown, self._shown_s = view, now_s
         self._due_s = now_s + (LIVE_EVERY_S if self._is_live else PLAIN_EVERY_S)
+        self._shown_part = _part_of(view)
         if isinstance(view, ProgressView):
-            self._shown_segment = view.segment_index
             self._rate.add(now_s, view.step)
         if self._is_live:
             self._guard(lambda: self._redraw(view))
@@ -200,6 +202,11 @@ class ProgressDisplay:
             action()
         except (OSError, ValueError):
             self._closed = True
+
+
+def _part_of(view: View) -> int | str:
+    """What a view is about: the segment, or the phase of the preparation."""
+    return view.segment_index if isinstance(view, ProgressView) else view.phase
 
 
 def _with_last_numbers(view: View, last: View | None) -> View:
@@ -263,7 +270,8 @@ def _memory_words(memory_bytes: int, limit_bytes: int) -> str:
 def _describe_preparing(view: PreparingView) -> str:
     share = f" {fraction(view):.0%}" if view.total_bytes else ""
     parts = (
-        f"preparing data{share}",
+        f"preparing data{f': {view.phase}' if view.phase else ''}{share}",
+        about_left(view.left_s),
         f"{format_bytes(view.done_bytes)}" + (f" of {format_bytes(view.total_bytes)}" if view.total_bytes else ""),
         f"{view.num_rows:,} rows" if view.num_rows else "",
         f"{view.num_tokens:,} tokens" if view.num_tokens else "",

@@ -167,7 +167,7 @@ class DeepSpeedRunner:
         self.position = self.memory.follow(self.position)
         position, training = self.position, self.request.training
         index = position.batch_index
-        ids = sample_ids(training.seed, index, training.global_batch_size, len(self._data))
+        ids = sample_ids(training.seed, index, training.global_batch_size, self._data.samples(self.request.data))
         lengths = np.asarray(self._data.lengths[ids])
         trained_tokens = self._passes.objective.weight(self._data, ids)
         rate = learning_rate(training, index) * hyperparams.lr_multiplier

@@ -29,7 +29,7 @@ class SkipList:
 
     def samples_of(self, batch_index: int) -> tuple[int, ...]:
         """Which samples form a batch (I1)."""
-        training = self._spec.request.training
+        training, section = self._spec.request.training, self._spec.request.data
         with TokenDataset.open(Path(self._spec.data_folder)) as data:
-            ids = sample_ids(training.seed, batch_index, training.global_batch_size, len(data))
+            ids = sample_ids(training.seed, batch_index, training.global_batch_size, data.samples(section))
         return tuple(int(number) for number in ids)

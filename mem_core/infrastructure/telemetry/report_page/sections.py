@@ -1,12 +1,13 @@
 """The lower parts of the report: faults, checkpoints, policy, memory, environment, identity, request."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from mem_core.domain.events import PolicyDecided
 from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.results.evaluation import SetFigures, rows_words
-from mem_core.domain.run import FaultRecord
+from mem_core.domain.run import FaultRecord, SourceShare
 from mem_core.domain.units import format_bytes, format_seconds, format_short
 from mem_core.infrastructure.telemetry.html import Cell, Html, chip, counted, details, element, escape, join, section, table
 from mem_core.infrastructure.telemetry.metrics import figures_of
@@ -55,7 +56,8 @@ def data_section(data: ReportData) -> Html:
     seen = data.result.data
     if seen is None:
         return Html("")
-    epoch = "" if seen.steps_per_epoch is None else f"{seen.steps_per_epoch:,.4g} steps see every row once"
+    shown = "are an epoch" if seen.sources else "see every row once"
+    epoch = "" if seen.steps_per_epoch is None else f"{seen.steps_per_epoch:,.4g} steps {shown}"
     amounts: list[tuple[Cell, ...]] = [
         ("files", seen.num_files, ""),
         ("documents", seen.num_documents, f"{seen.num_copies:,} of them copies of others" if seen.num_copies else ""),
@@ -72,9 +74,18 @@ def data_section(data: ReportData) -> Html:
     return section(
         "Data",
         table("What the files hold", ("what", "how many", ""), amounts, empty=""),
+        table("What an epoch is made of", _MIX, _mix(seen.sources), empty=""),
         table(f"Bad rows that were skipped{more}", ("file, line and reason",), bad, empty=""),
         table("Notes on the rows", ("what",), [(_short(text),) for text in dict.fromkeys(seen.notes)], empty=""),
     )
+
+
+_MIX = ("source", "weight", "rows", "rows in an epoch", "tokens in an epoch")
+
+
+def _mix(sources: Sequence[SourceShare]) -> list[tuple[Cell, ...]]:
+    """Of sources with weights; nothing where every row is seen once."""
+    return [(_short(one.path), f"{one.weight:g}", one.num_rows, one.epoch_rows, one.epoch_tokens) for one in sources]
 
 
 def _lengths(name: str, num_tokens: int) -> tuple[Cell, ...]:

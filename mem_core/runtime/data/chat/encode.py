@@ -1,8 +1,9 @@
 """Conversations to ids and loss masks, by a tokenizer's chat template. The ids are always those of the whole rendering."""
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -29,17 +30,36 @@ class Chats:
         Raises:
             RequestError: the tokenizer has no chat template. ChatRefused: these messages cannot be used.
         """
-        if not self._has_template:
+        (found,) = self.encode_many([document], data)
+        if isinstance(found, ChatRefused):
+            raise found
+        return found
+
+    def encode_many(self, documents: Sequence[Document], data: DataSection) -> list[Conversation | ChatRefused]:
+        """Ids and mask of each row, or why it cannot be used. All renderings are encoded in one call, which uses all cores.
+
+        Raises:
+            RequestError: the tokenizer has no chat template.
+        """
+        if documents and not self._has_template:
             raise RequestError(
                 "the model's tokenizer has no chat template",
                 field="data.messages_field" if data.messages_field else "data.prompt_field",
                 remedy="Add chat_template.jinja to the model folder, or give prompts and completions as text",
             )
+        begun = [_or_refused(self._begun, document) for document in documents]
+        wholes = iter(self._rendering.rendered_all([one.text for one in begun if not isinstance(one, ChatRefused)]))
+        return [one if isinstance(one, ChatRefused) else _or_refused(self._ended, one, next(wholes), data) for one in begun]
+
+    def _begun(self, document: Document) -> "_Begun":
         rendering = self._rendering.with_tools(document.tools)
         messages, text = _taken(rendering, [plain_message(message) for message in document.messages or ()])
         if document.tools and text == self._rendering.text(messages):
             raise ChatRefused("the chat template leaves out the tools of the row")
-        whole = rendering.rendered(text)
+        return _Begun(document, rendering, messages, text)
+
+    def _ended(self, begun: "_Begun", whole: Rendered, data: DataSection) -> Conversation:
+        document, rendering, messages = begun.document, begun.rendering, begun.messages
         if data.assistant_only:
             return self._answers(rendering, whole, messages, _trained(document, data))
         if not all(is_trained(message) for message in document.messages or () if message["role"] == "assistant"):
@@ -56,6 +76,28 @@ class Chats:
         if not mask[1:].any():
             raise ChatRefused("none of its tokens would be trained: the template renders no words of the assistant")
         return Conversation(whole.ids, mask, turns[-1].start, all(turn.ends for turn in turns))
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A row whose messages are rendered."""
+
+    document: Document
+    rendering: Rendering
+    messages: list[Message]
+    text: str
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _or_refused(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | ChatRefused:
+    """One row that cannot be used must not take the others of its batch along."""
+    try:
+        return work(*args, **kwargs)
+    except ChatRefused as refused:
+        return refused
 
 
 def _trained(document: Document, data: DataSection) -> list[int]:

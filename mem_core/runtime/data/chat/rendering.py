@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ class Rendering:
     marks: frozenset[int]
     has_prompt: bool
     has_offsets: bool
+    spaces: dict[int, bool] = field(default_factory=dict[int, bool])  # as far as they were asked for
 
     @classmethod
     def of(cls, tokenizer: Any, template: str, options: dict[str, Any]) -> "Rendering":
@@ -46,14 +47,21 @@ class Rendering:
 
     def rendered(self, text: str) -> Rendered:
         """Ids of a rendering, exactly those that the template's own call gives."""
+        (found,) = self.rendered_all([text])
+        return found
+
+    def rendered_all(self, texts: Sequence[str]) -> list[Rendered]:
+        """The same of many at a time, so that the tokenizer may use its threads."""
+        if not texts:
+            return []
         encoded = self.tokenizer(
-            text, add_special_tokens=False, return_attention_mask=False, return_offsets_mapping=self.has_offsets, verbose=False
+            list(texts), add_special_tokens=False, return_attention_mask=False, return_offsets_mapping=self.has_offsets, verbose=False
         )
-        ids = np.asarray(encoded["input_ids"], np.uint32)
+        ids = [np.asarray(found, np.uint32) for found in encoded["input_ids"]]
         if not self.has_offsets:
-            return Rendered(text, ids)
-        offsets = np.asarray(encoded["offset_mapping"], np.int64).reshape(-1, 2)
-        return Rendered(text, ids, (offsets[:, 0], offsets[:, 1]))
+            return [Rendered(*pair) for pair in zip(texts, ids, strict=True)]
+        bounds = [np.asarray(offsets, np.int64).reshape(-1, 2) for offsets in encoded["offset_mapping"]]
+        return [Rendered(text, found, (both[:, 0], both[:, 1])) for text, found, both in zip(texts, ids, bounds, strict=True)]
 
     def is_mark(self, token: int) -> bool:
         """Whether a token is none of text."""
@@ -61,7 +69,10 @@ class Rendering:
 
     def is_space(self, token: int) -> bool:
         """Whether a token is nothing but white space."""
-        return not self.tokenizer.decode([token]).strip()
+        known = self.spaces.get(token)
+        if known is None:
+            known = self.spaces[token] = not self.tokenizer.decode([token]).strip()
+        return known
 
     def marked(self, messages: Sequence[Message], trained: Sequence[int]) -> list[Turn]:
         """What the template marks, of the answers that are to be trained."""

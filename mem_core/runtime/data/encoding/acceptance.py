@@ -22,8 +22,16 @@ def check_prepared(prepared: PreparedData, data: DataSection, vocab_size: int | 
         raise DataError(
             f"no row to train on in {prepared.num_files} files with {prepared.num_documents} documents{why}",
             field="data.train",
-            value=", ".join(data.train),
+            value=", ".join(data.train_paths),
             remedy="Give files that hold text",
+        )
+    empty = [number for number, source in enumerate(prepared.sources) if not source.num_rows]
+    if empty:
+        raise DataError(
+            "no row to train on in this source, which has a weight or stands beside one that has",
+            field=f"data.train.{empty[0]}",
+            value=data.train_paths[empty[0]],
+            remedy="Give it files that hold text and that no source before it names, or leave it out",
         )
     if vocab_size is not None and prepared.max_token_id >= vocab_size:
         raise RequestError(

@@ -1,24 +1,20 @@
 """The cache of prepared data: fingerprints, remembered file hashes, folders that are either whole or not there.
 
-A folder `<cache>/<fingerprint>` appears by one rename of a finished, synced temporary folder. A temporary folder is locked by
-the process that fills it (`flock`, which the kernel drops at death), so that leftovers of dead processes are told from live ones.
+A folder `<cache>/<fingerprint>` appears by one rename of a finished, synced temporary folder (`marks.staging`).
 """
 
-import fcntl
 import hashlib
 import json
 import os
-import shutil
-import stat
 import tempfile
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 from mem_core.domain.errors import DataError
 from mem_core.domain.request import DataSection
+from mem_core.domain.secrets import unsigned
 from mem_core.infrastructure.storage.reading import read_regular
 from mem_core.infrastructure.storage.sealed import read_sealed, remove_whatever, sealed, unsealed
 from mem_core.runtime.data.reading.sources import SourceFile
@@ -34,7 +30,6 @@ _HASHES_NAME = "file-hashes.json"
 _MOST_HASHES = 100_000
 _MOST_HASHES_BYTES = 2**28
 _MOST_RESULT_BYTES = 2**26
-_STAGING_PREFIX = ".preparing-"
 # A file changed within one tick of the clock after it was hashed carries the same time stamp: such hashes are not trusted.
 _SETTLED_NS = 50_000_000
 # Settings that decide the rows, by the first rules that had them.
@@ -61,9 +56,19 @@ def fingerprint(
         "settings": {name: getattr(data, name) for since, names in _MATTERS.items() if rules >= since for name in names},
         "tokenizer": tokenizer_identity(source) if rules == 1 else encoding_for(data, source, rules),
     }
+    if data.is_weighted:
+        described["sources"] = [file.source for file, _ in train]  # each is packed by itself; how often it is seen is no matter of rows
     if wants_apart(data, rules) and not is_preset(source):
         described["model"] = architecture_identity(source)  # whether it can keep documents apart
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+
+
+def asked_for(data: DataSection, train: Sequence[SourceFile], validation: Sequence[SourceFile], source: str, rules: int) -> str:
+    """SHA-256 over what a preparation is asked for by name, whatever the files hold: two of one name are not at work at a time."""
+    named = [[[unsigned(file.path), file.kind, file.source] for file in files] for files in (train, validation)]
+    settings = {name: getattr(data, name) for names in _MATTERS.values() for name in names}
+    held_out = data.validation if isinstance(data.validation, float) else None
+    return hashlib.sha256(json.dumps([named, settings, held_out, source, rules], sort_keys=True).encode()).hexdigest()
 
 
 def encoding_for(data: DataSection, source: str, rules: int) -> Encoding:
@@ -113,13 +118,13 @@ class HashCache:
             os.replace(file.name, self._path)
 
 
-def load_prepared(cache_dir: Path, name: str) -> PreparedData | None:
+def load_prepared(cache_dir: Path, name: str, on_bytes: Callable[[int], None] = lambda size_bytes: None) -> PreparedData | None:
     """The prepared data of a fingerprint when it is there and proves itself; whatever else stands there is removed."""
     folder = cache_dir / name
     if not os.path.lexists(folder):
         return None
     try:
-        prepared = _proven(folder, name)
+        prepared = _proven(folder, name, on_bytes)
     except (OSError, ValueError, DataError):
         remove_whatever(folder)
         return None
@@ -139,7 +144,7 @@ def told(cache_dir: Path, name: str) -> PreparedData | None:
     return prepared if prepared.fingerprint == name else None
 
 
-def _proven(folder: Path, name: str) -> PreparedData:
+def _proven(folder: Path, name: str, on_bytes: Callable[[int], None]) -> PreparedData:
     """Every byte down to the tokens hangs on the sealed result: it holds the digests of the indexes, and they those of the shards.
 
     Results of older versions have no seal; runs that were born then had better keep their shards, so that theirs are believed where
@@ -160,7 +165,7 @@ def _proven(folder: Path, name: str) -> PreparedData:
     if text is None and not _agrees(prepared, indexes):
         raise ValueError("result and index do not agree")
     for part, index in indexes.items():
-        check_contents(folder / part, index)
+        check_contents(folder / part, index, on_bytes=on_bytes)
     return prepared
 
 
@@ -173,45 +178,6 @@ def _agrees(prepared: PreparedData, indexes: Mapping[str, TokenIndex]) -> bool:
     return told == (train.num_rows, train.num_tokens, train.trained_tokens, train.longest_tokens, largest) and (
         rows == prepared.num_validation_samples
     )
-
-
-@contextmanager
-def staging_folder(cache_dir: Path) -> Iterator[Path]:
-    """A locked temporary folder that is gone afterwards; leftovers of dead processes are removed on the way."""
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    with _lock_file(cache_dir / ".lock") as gate:
-        fcntl.flock(gate, fcntl.LOCK_EX)
-        _sweep(cache_dir)
-        folder = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=cache_dir))
-        holder = (folder / ".lock").open("w")
-        fcntl.flock(holder, fcntl.LOCK_EX)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        holder.close()
-
-
-def _lock_file(path: Path) -> IO[bytes]:
-    """The lock file, opened without waiting; made anew where something else stands there. Raises OSError."""
-    with suppress(FileNotFoundError):
-        if not stat.S_ISREG(os.lstat(path).st_mode):
-            remove_whatever(path)
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW, 0o666), "rb+")
-
-
-def _sweep(cache_dir: Path) -> None:
-    for folder in cache_dir.glob(f"{_STAGING_PREFIX}*"):
-        if not folder.is_dir():
-            remove_whatever(folder)
-            continue
-        with suppress(OSError), _lock_file(folder / ".lock") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-    for hashes in cache_dir.glob(".hashes-*"):
-        with suppress(OSError):
-            if time.time() - hashes.stat().st_mtime > 3_600:
-                hashes.unlink()
 
 
 def publish(folder: Path, cache_dir: Path, prepared: PreparedData) -> None:

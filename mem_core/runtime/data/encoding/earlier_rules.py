@@ -5,14 +5,19 @@ document's beginning and end are always added, and a row with an answer is cut l
 what its template marks, else all of it, and an end is added to one that has none.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from mem_core.runtime.data.chat.conversation import ChatRefused
+from mem_core.runtime.data.chat.conversation import ChatRefused, Conversation
 from mem_core.runtime.data.encoding.joining import Tokens
 from mem_core.runtime.data.encoding.lengths import last_answer_start
-from mem_core.runtime.data.encoding.tokenizing import Mask, Tokenizing, Waiting
+from mem_core.runtime.data.encoding.marks.waiting import Waiting
+from mem_core.runtime.data.encoding.tokenizing import Mask, Tokenizing
 from mem_core.runtime.data.reading.pieces import pieces
-from mem_core.runtime.data.reading.rows import BadRow
+from mem_core.runtime.data.reading.rows import BadRow, Document
+
+_ONE_BY_ONE = ChatRefused("chats were encoded one by one")
 
 
 class ThirdRules(Tokenizing):
@@ -26,14 +31,21 @@ class SecondRules(Tokenizing):
 
     rules = 2
 
-    def _take_chat(self, item: Waiting) -> None:
+    def _may_run_beside(self, waiting: list[Waiting]) -> bool:
+        return not any(item.unit.document.messages is not None for item in waiting)
+
+    def _chats(self, documents: Sequence[Document]) -> Sequence[Conversation | ChatRefused]:
+        return [_ONE_BY_ONE] * len(documents)
+
+    def _take_chat(self, item: Waiting, chat: Conversation | ChatRefused = _ONE_BY_ONE) -> None:
+        del chat
         try:
             tokens, mask = self._encoder.encode_chat(item.unit.document)
         except ChatRefused as refused:
-            self._bad(item.path, BadRow(item.unit.line, str(refused)))
+            self.seen.bad(item.path, BadRow(item.unit.line, str(refused)))
             return
         if self._form.masked and not mask[1:].any():
-            self._bad(item.path, BadRow(item.unit.line, "none of its tokens would be trained: it holds no words of the assistant"))
+            self.seen.bad(item.path, BadRow(item.unit.line, "none of its tokens would be trained: it holds no words of the assistant"))
             return
         start = last_answer_start(mask) if self._form.masked else None  # before an end is added, which would be a stretch of its own
         end = self._encoder.eos_token_id
@@ -77,11 +89,12 @@ class FirstRules(Tokenizing):
             mask[: sum(part.size for part in (*prefix, *prompt))] = 0
         self._take_cut(item, tokens, mask)
 
-    def _take_chat(self, item: Waiting) -> None:
+    def _take_chat(self, item: Waiting, chat: Conversation | ChatRefused = _ONE_BY_ONE) -> None:
+        del chat
         try:
             tokens, mask = self._encoder.encode_chat(item.unit.document)
         except ChatRefused as refused:
-            self._bad(item.path, BadRow(item.unit.line, str(refused)))
+            self.seen.bad(item.path, BadRow(item.unit.line, str(refused)))
             return
         end = self._encoder.eos_token_id
         if end is not None and end not in tokens[-2:]:

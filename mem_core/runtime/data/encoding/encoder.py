@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from mem_core.domain.environment import DataRemark
 from mem_core.domain.request import DataSection
-from mem_core.runtime.data.chat.conversation import Conversation
+from mem_core.runtime.data.chat.conversation import ChatRefused, Conversation
 from mem_core.runtime.data.encoding.joining import Tokens
 from mem_core.runtime.data.encoding.parts import PartedText
 from mem_core.runtime.data.reading.rows import Document
@@ -44,6 +44,10 @@ class Encoder(Protocol):
 
     def encode_chat(self, document: Document) -> tuple[Tokens, NDArray[np.uint8]]:
         """Ids and loss mask of rendered messages, for runs of the first two rules."""
+        ...
+
+    def encode_chats(self, documents: Sequence[Document], data: DataSection) -> list[Conversation | ChatRefused]:
+        """The same of many rows at a time, each with its own refusal. Raises RequestError: no chat template."""
         ...
 
     def encode_turns(self, document: Document, data: DataSection) -> Conversation:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from mem_core.domain.environment import DataRemark
 from mem_core.domain.errors import RequestError
 from mem_core.domain.request import DataSection
-from mem_core.runtime.data.chat.conversation import Conversation
+from mem_core.runtime.data.chat.conversation import ChatRefused, Conversation
 from mem_core.runtime.data.encoding.encoder import Encoder
 from mem_core.runtime.data.encoding.joining import Tokens
 from mem_core.runtime.data.encoding.parts import CutAnywhere, PartedText
@@ -64,6 +64,10 @@ class ByteEncoder:
             field="data.messages_field" if data.messages_field else "data.prompt_field",
             remedy="Use a model folder with a chat template, or give prompts and completions as text",
         )
+
+    def encode_chats(self, documents: Sequence[Document], data: DataSection) -> list[Conversation | ChatRefused]:
+        """Raises RequestError: bytes have no chat template."""
+        return [self.encode_turns(document, data) for document in documents]
 
     def chat_answer_start(self, document: Document, tokens: Tokens) -> int:
         """Bytes have no chats."""

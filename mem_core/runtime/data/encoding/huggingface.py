@@ -160,6 +160,10 @@ class HuggingFaceEncoder:
         """The whole rendering and what of it is trained. Raises RequestError: no chat template. ChatRefused."""
         return self._chats.encode(document, data)
 
+    def encode_chats(self, documents: Sequence[Document], data: DataSection) -> list[Conversation | ChatRefused]:
+        """The same of many rows. Raises RequestError: no chat template."""
+        return self._chats.encode_many(documents, data)
+
     def chat_answer_start(self, document: Document, tokens: Tokens) -> int:
         """The tokens that the conversation shares with itself rendered up to where its last answer is due; 0 where that is no chat."""
         messages = document.messages or []

@@ -16,6 +16,7 @@ Memory: some 300 bytes for each character of a window (10 MB), for each characte
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,16 @@ OVERLAP_CHARS = 2**10
 MOST_WHOLE_CHARS = 2**22
 _FEWEST_AGREEING = 8
 Tokens = NDArray[np.uint32]
+
+
+def bytes_of(text: str) -> NDArray[np.uint8]:
+    """A text as an array; `text_of` gives it back."""
+    return np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+
+
+def text_of(raw: NDArray[np.uint8]) -> str:
+    """What `bytes_of` was given."""
+    return raw.tobytes().decode("utf-8", "surrogatepass")
 
 
 class CannotBeCut(ValueError):
@@ -58,6 +69,15 @@ class Spans:
         pairs = ((self.ids, other.ids), (self.starts, other.starts), (self.ends, other.ends))
         return all(np.array_equal(one, another) for one, another in pairs)
 
+    def state(self) -> dict[str, Any]:
+        """As plain values and arrays."""
+        return {"ids": self.ids, "starts": self.starts, "ends": self.ends}
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> "Spans":
+        """What `state` gave."""
+        return cls(state["ids"], state["starts"], state["ends"])
+
 
 NO_SPANS = Spans(np.zeros(0, np.uint32), np.zeros(0, np.int64), np.zeros(0, np.int64))
 Encode = Callable[[Sequence[str]], list[Spans]]
@@ -83,6 +103,17 @@ class JoinedText:
         self._window: Spans | None = None  # tokens of text[_start:_stop]
         self._stop = 0
         self._given = 0  # tokens of the window that were given out or belong to the window before
+
+    def state(self) -> dict[str, Any]:
+        """What is not certain yet."""
+        window = None if self._window is None else self._window.state()
+        return {"text": bytes_of(self._text), "window": window, "places": [self._start, self._stop, self._given]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._text = text_of(state["text"])
+        self._window = None if state["window"] is None else Spans.of(state["window"])
+        self._start, self._stop, self._given = (int(place) for place in state["places"])
 
     def add(self, text: str, last: bool) -> Spans:
         """Take more text.

@@ -1,11 +1,11 @@
 """Long documents come in parts, which may go to different sides of a held-out split: which tokens belong to which part."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from mem_core.runtime.data.encoding.joining import CannotBeCut, Cutting, Encode, JoinedText, Spans, Tokens
+from mem_core.runtime.data.encoding.joining import CannotBeCut, Cutting, Encode, JoinedText, Spans, Tokens, bytes_of, text_of
 
 Plain = Callable[[Sequence[str]], list[Tokens]]
 
@@ -15,6 +15,14 @@ class PartedText(Protocol):
 
     def add(self, text: str, last: bool) -> list[Tokens]:
         """Take the next part. Raises CannotBeCut."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What is kept of the parts so far: plain values and arrays."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from there; nothing was added yet."""
         ...
 
 
@@ -28,6 +36,13 @@ class CutAnywhere:
         """The part's own tokens, at once."""
         del last
         return self._encode([text])
+
+    def state(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Nothing."""
 
 
 class CutByOffsets:
@@ -56,6 +71,17 @@ class CutByOffsets:
         self._waiting = [ready]
         return done
 
+    def state(self) -> dict[str, Any]:
+        """The tokens that belong to parts whose end is not certain."""
+        waiting = Spans.joined(self._waiting).state()
+        return {"text": self._text.state(), "ends": list(self._ends), "total_chars": self._total_chars, "waiting": waiting}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._text.restore(state["text"])
+        self._ends, self._total_chars = [int(end) for end in state["ends"]], int(state["total_chars"])
+        self._waiting = [Spans.of(state["waiting"])]
+
 
 class CutWhereSeamsHold:
     """For tokenizers that do not tell which characters a token stands for.
@@ -80,6 +106,14 @@ class CutWhereSeamsHold:
         if len(self._text) > self._cutting.most_whole_chars:
             raise CannotBeCut(f"over {self._cutting.most_whole_chars} characters without a place where this tokenizer lets them be cut")
         return [*done, *self._finish()] if last else done
+
+    def state(self) -> dict[str, Any]:
+        """The text that was not encoded yet."""
+        return {"text": bytes_of(self._text), "parts": self._parts}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._text, self._parts = text_of(state["text"]), int(state["parts"])
 
     def _holds(self, before: str, after: str) -> bool:
         both, one, other = self._encode([before + after, before, after])

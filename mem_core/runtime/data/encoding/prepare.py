@@ -1,11 +1,15 @@
 """Prepare data: from the request's files to token shards in the cache, in a process of its own."""
 
+import hashlib
+import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mem_core.domain.environment import DataRemark
 from mem_core.domain.request import DataSection
+from mem_core.domain.run import SourceShare
+from mem_core.domain.secrets import unsigned
 from mem_core.runtime.data.child import ask_child
 from mem_core.runtime.data.encoding.acceptance import check_prepared
 from mem_core.runtime.data.encoding.cache import HashCache, fingerprint, load_prepared, told
@@ -13,6 +17,7 @@ from mem_core.runtime.data.encoding.tokenize_process import resolve_job
 from mem_core.runtime.data.reading.columns import with_fields
 from mem_core.runtime.data.reading.sources import SourceFile
 from mem_core.runtime.data.reading.units import reading_of
+from mem_core.runtime.data.serving.mixing import draws_of
 from mem_core.runtime.data.values import PreparedData, PrepareJob, PrepareProgress
 from mem_core.runtime.models.encoding import CURRENT_RULES
 
@@ -30,9 +35,10 @@ def prepare_data(
 ) -> PreparedData:
     """Token shards of the data section, made once per fingerprint and found again at once.
 
-    The work happens in a child process that dies with this one. A preparation that is killed leaves nothing that is ever
-    trusted. `seed` changes nothing here (order is drawn per batch, held-out rows go by content), so that runs with different
-    seeds share one cache entry. `vocab_size` is the number of embeddings of the model, None where it is not known.
+    The work happens in a child process that dies with this one. A preparation that is killed leaves marks; the next one of the same
+    goes on from the last that proves itself (`encoding.marks`), and makes the same to the bit. `seed` changes nothing here (order is
+    drawn per batch, held-out rows go by content), so that runs with different seeds share one cache entry. `vocab_size` is the number
+    of embeddings of the model, None where it is not known.
 
     Raises:
         DataError: files missing, empty, unreadable or compressed; bad rows beyond what the request allows, the first ten by
@@ -57,20 +63,45 @@ def prepare_data(
     told = {"notes": (*notes, *(remark.text for remark in said), *prepared.notes), "remarks": (*said, *prepared.remarks)}
     prepared = prepared.model_copy(update=told)  # names are no part of what is cached
     check_prepared(prepared, data, vocab_size)
-    return prepared
+    return with_shares(prepared, data)
+
+
+def with_shares(prepared: PreparedData, data: DataSection) -> PreparedData:
+    """What each weighted source gives to an epoch. Other weights are other samples, of the same rows."""
+    if not data.is_weighted:
+        return prepared
+    draws = draws_of([source.num_rows for source in prepared.sources], data.train_weights)
+    shares = tuple(
+        SourceShare(
+            path=unsigned(path), weight=weight, num_documents=source.num_documents, num_rows=source.num_rows, num_tokens=source.num_tokens,
+            epoch_rows=drawn, epoch_tokens=round(source.num_tokens * drawn / source.num_rows),
+        )
+        for path, weight, source, drawn in zip(data.train_paths, data.train_weights, prepared.sources, draws, strict=True)
+    )  # fmt: skip
+    named = json.dumps([prepared.fingerprint, list(data.train_weights)])
+    return prepared.model_copy(update={"shares": shares, "fingerprint": hashlib.sha256(named.encode()).hexdigest()})
 
 
 def with_columns(data: DataSection, train: Sequence[SourceFile], rules: int) -> tuple[DataSection, tuple[DataRemark, ...]]:
-    """The data section with the fields that were recognised where the request names none, and what to say of it.
+    """The data section with the fields that were recognised where the request names none, and what to say of it and of its weights.
 
     Raises:
         RequestError: the rows can be read in several ways.
     """
     reading = reading_of(train, data) if rules > 3 else None
+    weights = _weights_remark(data)
     if reading is None:
-        return data, ()
+        return data, weights
     text = f"the rows are read as {reading.what}, by the names of their fields: {reading.settings}"
-    return with_fields(data, reading), (DataRemark(check="data.columns", severity="notice", text=text),)
+    return with_fields(data, reading), (DataRemark(check="data.columns", severity="notice", text=text), *weights)
+
+
+def _weights_remark(data: DataSection) -> tuple[DataRemark, ...]:
+    if not data.is_weighted:
+        return ()
+    named = ", ".join(f"{unsigned(path)} × {weight:g}" for path, weight in zip(data.train_paths, data.train_weights, strict=True))
+    text = f"an epoch sees the rows of its sources so many times: {named}; each source is packed by itself"
+    return (DataRemark(check="data.weights", severity="notice", text=text),)
 
 
 def _from_cache(job: PrepareJob, train: Sequence[SourceFile], validation: Sequence[SourceFile]) -> PreparedData | None:

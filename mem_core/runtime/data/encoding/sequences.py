@@ -2,7 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from mem_core.runtime.data.serving.shards import BEGINS_DOCUMENT, ShardWriter, t
 Mask = NDArray[np.uint8]
 _FLUSH_TOKENS = 65_536
 _MOST_OPEN_ROWS = 64
+_NO_TOKENS, _NO_MASK = np.zeros(0, np.uint32), np.zeros(0, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,14 @@ class Rows(Protocol):
         """Write what is left."""
         ...
 
+    def state(self) -> dict[str, Any]:
+        """What is not with the writer yet: plain values and arrays."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from there; nothing was added yet."""
+        ...
+
 
 def rows_for(writer: ShardWriter, data: DataSection, form: RowForm) -> Rows:
     """The maker of rows of this form."""
@@ -69,7 +78,22 @@ class RowMaker:
         self._masks: list[Mask] = []
         self._lengths: list[int] = []
         self._waiting = 0
+        self._rows_before = writer.num_rows
         self.dropped: Counter[str] = Counter()
+
+    def state(self) -> dict[str, Any]:
+        """What is not with the writer yet."""
+        return {
+            "tokens": np.concatenate([*self._tokens, _NO_TOKENS]), "masks": np.concatenate([*self._masks, _NO_MASK]),
+            "lengths": list(self._lengths), "rows_before": self._rows_before, "dropped": dict(self.dropped),
+        }  # fmt: skip
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._tokens, self._lengths = [state["tokens"]], [int(length) for length in state["lengths"]]
+        self._masks = [state["masks"]] if self._has_mask else []
+        self._waiting, self._rows_before = int(state["tokens"].size), int(state["rows_before"])
+        self.dropped = Counter(state["dropped"])
 
     @property
     def num_tokens(self) -> int:
@@ -101,7 +125,7 @@ class RowMaker:
     def finish(self) -> None:
         """Write what is left."""
         self._flush()
-        if self._waiting and not self._writer.num_rows:
+        if self._waiting and self._writer.num_rows == self._rows_before:
             self._lengths = [self._waiting]
             self._flush()
         elif self._waiting:
@@ -158,6 +182,16 @@ class UndividedRows:
         self._truncate = data.long_documents == "truncate"
         self._open: list[_OpenRow] = []
         self.dropped: Counter[str] = Counter()
+
+    def state(self) -> dict[str, Any]:
+        """The rows that still have room, in their order."""
+        rows = [{"tokens": np.concatenate(row.tokens), "masks": np.concatenate(row.masks)} for row in self._open]
+        return {"open": rows, "dropped": dict(self.dropped)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._open = [_OpenRow([row["tokens"]], [row["masks"]], int(row["tokens"].size)) for row in state["open"]]
+        self.dropped = Counter(state["dropped"])
 
     @property
     def num_tokens(self) -> int:

@@ -1,50 +1,31 @@
 """Units of text to training and validation rows, many at a time, with every bad row remembered."""
 
 import hashlib
-from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mem_core.domain.errors import DataError, RequestError
 from mem_core.domain.request import DataSection
-from mem_core.runtime.data.chat.conversation import ChatRefused
+from mem_core.runtime.data.chat.conversation import ChatRefused, Conversation
 from mem_core.runtime.data.encoding.encoder import Encoder
 from mem_core.runtime.data.encoding.joining import CannotBeCut, Tokens
 from mem_core.runtime.data.encoding.lengths import cut_prompt
-from mem_core.runtime.data.encoding.parts import PartedText
+from mem_core.runtime.data.encoding.marks.place import Place
+from mem_core.runtime.data.encoding.marks.tallies import Tallies
+from mem_core.runtime.data.encoding.marks.waiting import LongDocument, Target, Waiting
 from mem_core.runtime.data.encoding.sequences import RowForm, Rows
-from mem_core.runtime.data.reading.rows import BadRow
-from mem_core.runtime.data.reading.units import Readable, Unit, read_units
+from mem_core.runtime.data.reading.rows import BadRow, Document
+from mem_core.runtime.data.reading.units import Readable, Unit
 from mem_core.runtime.data.serving.shards import BEGINS_DOCUMENT
-from mem_core.runtime.data.statistics import DocumentCounts
-from mem_core.runtime.data.values import MAX_BAD_ROWS_KEPT
 
 _BATCH_CHARS = 2**18
 _BATCH_UNITS = 512
 Mask = NDArray[np.uint8]
-Encoded = tuple[list[Tokens], list[tuple[Tokens, int]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where rows go; `held_out` is None for a list's own rows and a fraction where some are for validation."""
-
-    rows: Rows
-    validation: Rows | None = None
-    held_out: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A unit, where its rows go, and the file that it came from."""
-
-    unit: Unit
-    rows: Rows
-    path: str
+Encoded = tuple[list[Tokens], list[tuple[Tokens, int]], Sequence[Conversation | ChatRefused]]
 
 
 class Tokenizing:
@@ -60,42 +41,54 @@ class Tokenizing:
         self._vocab_size = vocab_size
         self._waiting: list[Waiting] = []
         self._waiting_chars = 0
-        self._long: PartedText | None = None
-        self._parts: deque[Waiting] = deque()
-        self._first_part: Waiting | None = None  # a document that gives one row only goes where its first part goes
-        self._beginning: Tokens = np.zeros(0, np.uint32)
+        self._long: LongDocument | None = None
         self._seen_training_unit = False
         self._specials = tuple({*encoder.prefix, *((encoder.eos_token_id,) if encoder.eos_token_id is not None else ())})
         self._thread = ThreadPoolExecutor(1, "encode")  # starts when it is first used
         self._encoding: tuple[list[Waiting], Future[Encoded] | None] | None = None
-        self.num_documents = 0
-        self.num_bad_rows = 0
-        self.bad_rows: list[str] = []
-        self.hint = ""
-        self.dropped: Counter[str] = Counter()
-        self.remarks: Counter[str] = Counter()
-        self.notes: list[str] = []
-        self.counts = DocumentCounts()
+        self.seen = Tallies()
+        self.place = Place()
 
     @property
     def is_failing(self) -> bool:
         """Whether the bad rows are already too many for the request."""
-        return self.num_bad_rows > (self._data.max_bad_rows if self._data.on_bad_row == "skip" else 0)
+        return self.seen.num_bad_rows > (self._data.max_bad_rows if self._data.on_bad_row == "skip" else 0)
 
-    def read(self, file: Readable, target: Target) -> Iterator[int]:
-        """Take in a whole file; yields the bytes gone through, so that the caller can report."""
-        documents_before, bad_before = self.num_documents, self.num_bad_rows
-        for size_bytes, item in read_units(file, self._data, self.rules):
+    def read(self, file: Readable, target: Target, after: Place | None = None) -> Iterator[int]:
+        """Take in a whole file, or what of it comes after a place; yields the bytes gone through, so that the caller can report.
+
+        Wherever it yields, `place` is how far the file was taken in.
+        """
+        self.place = after or Place(documents_before=self.seen.num_documents, bad_before=self.seen.num_bad_rows)
+        for size_bytes, item in self.place.rest(file, self._data, self.rules):
+            self.place = self.place.past(size_bytes, item, file)
             if isinstance(item, BadRow):
-                self._bad(file.source.path, item)
+                self.seen.bad(file.source.path, item)
             elif isinstance(item, Unit):
-                self.num_documents += item.first
+                self.seen.num_documents += item.first
                 self._route(item, file.source.path, target)
             elif file.source.kind != "text":
-                self.dropped["blank_lines"] += 1
+                self.seen.dropped["blank_lines"] += 1
             yield size_bytes
-        if self.num_documents == documents_before and self.num_bad_rows == bad_before:
-            self.notes.append(f"{file.source.path} is {'blank' if file.source.size_bytes else 'empty'}")
+        if (self.seen.num_documents, self.seen.num_bad_rows) == (self.place.documents_before, self.place.bad_before):
+            self.seen.notes.append(f"{file.source.path} is {'blank' if file.source.size_bytes else 'empty'}")
+
+    def state(self, makers: Sequence[Rows]) -> dict[str, Any]:
+        """How far this is: nothing waits to be encoded, but for a very long document whose end is not there yet."""
+        self.flush()
+        long = None if self._long is None else self._long.state(makers)
+        last = next((number for number, maker in enumerate(makers) if maker is self._last_rows), None)
+        return {"seen": self.seen.state(), "long": long, "last_rows": last, "began": self._seen_training_unit, "place": self.place.state()}
+
+    def restore(self, state: dict[str, Any], makers: Sequence[Rows], keys: Sequence[bytes]) -> Place:
+        """Go on from there; the place in the file that was being read."""
+        self.seen.restore(state["seen"], keys)
+        self._seen_training_unit = bool(state["began"])
+        self._last_rows = None if state["last_rows"] is None else makers[int(state["last_rows"])]
+        if state["long"] is not None:
+            self._long = self._new_long(None)
+            self._long.restore(state["long"], makers)
+        return Place.of(state["place"])
 
     def _route(self, unit: Unit, path: str, target: Target) -> None:
         if self.is_failing:
@@ -103,7 +96,7 @@ class Tokenizing:
         held_out = target.validation is not None and self._seen_training_unit and _fraction_of(unit.key) < target.held_out
         self._seen_training_unit = True
         if unit.first:
-            self.counts.compare(unit.key)
+            self.seen.counts.compare(unit.key)
         self._take(Waiting(unit, target.validation if held_out and target.validation is not None else target.rows, path))
 
     def _take(self, item: Waiting) -> None:
@@ -127,22 +120,28 @@ class Tokenizing:
     def _hand_over(self) -> None:
         """Begin to encode what waits; the batch before goes to the row makers meanwhile.
 
-        So does the next batch's reading: a tokenizer that uses all cores by itself would wait for both. Chats are rendered by the same
-        tokenizer here, which two threads must not ask at a time.
+        So does the next batch's reading: a tokenizer that uses all cores by itself would wait for both. Nothing else asks the
+        tokenizer meanwhile: two threads must not.
         """
         waiting, self._waiting, self._waiting_chars = self._waiting, [], 0
-        beside = self._encoder.runs_beside and not any(item.unit.document.messages is not None for item in waiting)
+        beside = self._encoder.runs_beside and self._may_run_beside(waiting)
         begun = self._thread.submit(self._encoded, waiting) if beside else None
         self._finish()
         self._encoding = (waiting, begun)
         if begun is None:
             self._finish()
 
+    def _may_run_beside(self, waiting: list[Waiting]) -> bool:
+        return bool(waiting)
+
     def _encoded(self, waiting: list[Waiting]) -> Encoded:
         documents = [item.unit.document for item in waiting]
         plain = self._encoder.encode([row.text for row in documents if row.prompt is None and row.messages is None])
         pairs = self._encoder.encode_pairs([(row.prompt, row.text) for row in documents if row.prompt is not None])
-        return plain, pairs
+        return plain, pairs, self._chats([row for row in documents if row.messages is not None])
+
+    def _chats(self, documents: Sequence[Document]) -> Sequence[Conversation | ChatRefused]:
+        return self._encoder.encode_chats(documents, self._data)
 
     def _finish(self) -> None:
         if self._encoding is None:
@@ -152,59 +151,48 @@ class Tokenizing:
             encoded = self._encoded(waiting) if begun is None else begun.result()
         except CannotBeCut as exc:
             raise self._cannot_be_cut(waiting, exc) from exc
-        plain, pairs = iter(encoded[0]), iter(encoded[1])
+        plain, pairs, chats = iter(encoded[0]), iter(encoded[1]), iter(encoded[2])
         for item in waiting:
             row = item.unit.document
             if row.messages is not None:
-                self._take_chat(item)
+                self._take_chat(item, next(chats))
             elif row.prompt is not None:
                 self._take_pair(item, *next(pairs))
             else:
                 self._take_text(item, next(plain))
 
     def _take_part(self, item: Waiting) -> None:
-        """Chunks are rows by themselves. Otherwise only the beginning of a document is one, and what is beyond it need not be encoded."""
         if item.unit.first:
             self.flush()
-            self._long, self._first_part, self._beginning = self._encoder.parted(), item, self._beginning[:0]
-            self._parts.clear()
+            self._long = self._new_long(item)
         assert self._long is not None
-        assert self._first_part is not None
-        in_chunks = self._data.long_documents == "chunk"
-        if in_chunks or self._beginning.size <= self._data.sequence_length:
-            self._parts.append(item)
-            for tokens in self._encoded_parts(self._long, item):
-                part = self._parts.popleft()
-                if in_chunks:
-                    self._take_text(part, tokens)
-                else:
-                    self._beginning = np.concatenate([self._beginning, tokens])
-        if item.unit.last and not in_chunks:
-            self._take_text(replace(self._first_part, unit=replace(item.unit, first=True)), self._beginning)
-
-    def _encoded_parts(self, long: PartedText, item: Waiting) -> list[Tokens]:
         try:
-            return long.add(item.unit.document.text, item.unit.last)
+            for part, tokens in self._long.take(item):
+                self._take_text(part, tokens)
         except CannotBeCut as exc:
             raise self._cannot_be_cut([item], exc) from exc
+        if item.unit.last:
+            self._long = None
 
-    def _take_chat(self, item: Waiting) -> None:
-        try:
-            chat = self._encoder.encode_turns(item.unit.document, self._data)
-        except ChatRefused as refused:
-            self._bad(item.path, BadRow(item.unit.line, str(refused), refused.hint))
+    def _new_long(self, first: Waiting | None) -> LongDocument:
+        in_chunks = self._data.long_documents == "chunk"
+        return LongDocument(self._encoder.parted(), first, in_chunks=in_chunks, limit=self._data.sequence_length)
+
+    def _take_chat(self, item: Waiting, chat: Conversation | ChatRefused) -> None:
+        if isinstance(chat, ChatRefused):
+            self.seen.bad(item.path, BadRow(item.unit.line, str(chat), chat.hint))
             return
         self._remark_doubled(chat.tokens)
-        self.remarks["answers_without_end"] += not chat.ends_answers
+        self.seen.remarks["answers_without_end"] += not chat.ends_answers
         self._take_answered(item, chat.tokens, chat.mask, chat.answer_start)
 
     def _remark_doubled(self, tokens: Tokens) -> None:
         twice = tokens[1:][tokens[1:] == tokens[:-1]]
-        self.remarks["doubled_special_tokens"] += bool(np.isin(twice, self._specials).any())
+        self.seen.remarks["doubled_special_tokens"] += bool(np.isin(twice, self._specials).any())
 
     def _take_pair(self, item: Waiting, tokens: Tokens, num_prompt_tokens: int) -> None:
         if num_prompt_tokens >= tokens.size:
-            self._bad(
+            self.seen.bad(
                 item.path, BadRow(item.unit.line, "none of its tokens would be trained: the tokenizer leaves nothing of the completion")
             )
             return
@@ -225,7 +213,7 @@ class Tokenizing:
         """The document's beginning and end around its tokens, unless its own text has put them there; and how many stand in front."""
         prefix, end = np.array(self._encoder.prefix, np.uint32), self._encoder.eos_token_id
         if any((tokens == special).any() for special in self._specials):
-            self.remarks["own_special_tokens"] += 1
+            self.seen.remarks["own_special_tokens"] += 1
         starts = unit.first and not (prefix.size and np.array_equal(tokens[: prefix.size], prefix))
         ends = unit.last and end is not None and not (tokens.size and tokens[-1] == end)
         before = prefix if starts else prefix[:0]
@@ -243,17 +231,17 @@ class Tokenizing:
         start = answer_start if answer_start is not None else self._encoder.chat_answer_start(item.unit.document, tokens)
         prefix = len(self._encoder.prefix) if tuple(tokens[: len(self._encoder.prefix)]) == self._encoder.prefix else 0
         cut, cut_mask = cut_prompt(tokens, mask, start, prefix, limit)
-        self.remarks["prompts_cut"] += cut.size < tokens.size
-        self.remarks["answers_cut"] += self._form.masked and int(cut_mask.sum()) < int(mask.sum())
+        self.seen.remarks["prompts_cut"] += cut.size < tokens.size
+        self.seen.remarks["answers_cut"] += self._form.masked and int(cut_mask.sum()) < int(mask.sum())
         self._add(item, cut, cut_mask, own_row=cut.size == limit)
 
     def _fits_or_may_be_cut(self, item: Waiting, tokens: Tokens) -> bool:
-        self.counts.see(tokens.size, last=item.unit.last)
+        self.seen.counts.see(tokens.size, last=item.unit.last)
         limit = self._data.sequence_length
         if tokens.size <= limit or self._data.long_documents != "refuse":
             return True
         reason = f"longer than data.sequence_length: over {limit} tokens, and data.long_documents is refuse"
-        self._bad(item.path, BadRow(item.unit.line, reason))
+        self.seen.bad(item.path, BadRow(item.unit.line, reason))
         return False
 
     def _add(self, item: Waiting, tokens: Tokens, mask: Mask, *, own_row: bool = False) -> None:
@@ -283,12 +271,6 @@ class Tokenizing:
             field="data.train",
             remedy="Divide the document into several, at places where words end",
         )
-
-    def _bad(self, path: str, row: BadRow) -> None:
-        self.num_bad_rows += 1
-        self.hint = self.hint or row.hint
-        if len(self.bad_rows) < MAX_BAD_ROWS_KEPT:
-            self.bad_rows.append(f"{path}:{row.line}: {row.reason}")
 
 
 def _fraction_of(key: bytes) -> float:

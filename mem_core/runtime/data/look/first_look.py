@@ -14,6 +14,7 @@ from mem_core.domain.request import DataSection
 from mem_core.runtime.data.child import NoAnswer, ask_child
 from mem_core.runtime.data.encoding.cache import encoding_for
 from mem_core.runtime.data.encoding.prepare import told_before, with_columns
+from mem_core.runtime.data.encoding.tokenize_process import numbered_sources
 from mem_core.runtime.data.look.rows import Look, LookJob, judged, look_here, refusal_of
 from mem_core.runtime.data.reading.sources import SourceFile, each_once, resolve_files
 from mem_core.runtime.data.values import PrepareJob
@@ -67,19 +68,19 @@ class _Found:
         self.files: list[DataFile] = []
         self.problems: list[str] = []
         self.refusal = None
-        for field, source, into in self._sources(data):
+        for field, number, source, into in self._sources(data):
             try:
                 files = resolve_files([source], data, field, rules)
             except MemError as exc:
                 self._refused(field, source, exc)
                 continue
-            into.extend(files)
+            into.extend(file.model_copy(update={"source": number}) for file in files)
             self.files.extend(DataFile(path=file.path, size_bytes=file.size_bytes) for file in files)
 
-    def _sources(self, data: DataSection) -> Iterator[tuple[str, str, list[SourceFile]]]:
+    def _sources(self, data: DataSection) -> Iterator[tuple[str, int, str, list[SourceFile]]]:
         own: Iterable[str] = data.validation if isinstance(data.validation, tuple) else ()
-        yield from (("data.train", source, self.train) for source in data.train)
-        yield from (("data.validation", source, self.validation) for source in own)
+        yield from (("data.train", number, source, self.train) for number, source in numbered_sources(data))
+        yield from (("data.validation", 0, source, self.validation) for source in own)
 
     def _refused(self, field: str, source: str, error: MemError) -> None:
         if error.exit_code == 64:

@@ -10,7 +10,8 @@ from mem_core.domain.errors import MemError
 from mem_core.domain.request import DataSection
 from mem_core.domain.units import Value
 from mem_core.runtime.data.encoding.acceptance import check_prepared
-from mem_core.runtime.data.encoding.tokenize_process import Reporter, tokenize_files
+from mem_core.runtime.data.encoding.making.making import tokenize_files
+from mem_core.runtime.data.encoding.making.reporter import Reporter
 from mem_core.runtime.data.look.heads import Head, read_heads
 from mem_core.runtime.data.reading.sources import SourceFile
 from mem_core.runtime.data.reading.units import Readable
@@ -65,7 +66,7 @@ def _tokenized(job: PrepareJob, train: Sequence[Head], validation: Sequence[Head
 def judged(prepared: PreparedData, job: PrepareJob, whole: bool, more: tuple[DataRemark, ...] = ()) -> Look:
     """Hold what was seen against what the request allows; where it was not everything, rows may follow that can be trained on."""
     try:
-        check_prepared(prepared if whole else prepared.model_copy(update={"num_samples": 1}), job.data, job.vocab_size)
+        check_prepared(prepared if whole else prepared.model_copy(update={"num_samples": 1, "sources": ()}), job.data, job.vocab_size)
     except MemError as error:
         return Look(refusal=refusal_of(error), remarks=more)
     seen = "" if whole else f"of the first {prepared.num_documents + prepared.num_bad_rows:,} rows: "

@@ -40,15 +40,15 @@ class BadRow:
 
 
 def check_rows(
-    lines: Iterable[bytes], data: DataSection, rules: int = CURRENT_RULES
+    lines: Iterable[bytes], data: DataSection, rules: int = CURRENT_RULES, lines_before: int = 0, bytes_before: int = 0
 ) -> Iterator[tuple[int, int, Document | BadRow | None]]:
     """(line number, bytes of the line, what it holds) for each physical line; None for a blank one.
 
     Raises:
         FileRefused: these are no rows, or rows of a kind that is not supported yet.
     """
-    offset, is_first = 0, True
-    for number, line in enumerate(lines, start=1):
+    offset, is_first = bytes_before, not lines_before
+    for number, line in enumerate(lines, start=lines_before + 1):
         body = line.removeprefix(_BOM) if number == 1 else line
         if rules > 1 and is_first and body.strip():
             _refuse_document(body.strip(), number)

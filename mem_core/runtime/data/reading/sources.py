@@ -38,6 +38,7 @@ class SourceFile(Value):
     modified_unix_ns: int = 0
     identity: str = ""
     packing: Packing = ""
+    source: int = 0  # which of weighted sources it belongs to
 
     @property
     def is_table(self) -> bool:

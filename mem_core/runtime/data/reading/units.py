@@ -50,7 +50,16 @@ class Unit:
     last: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where reading begins in a plain file of lines: after so many lines, which are so many bytes."""
+
+    line: int = 0
+    offset_bytes: int = 0
+
+
 Read = Unit | BadRow | None
+_BEGINNING = Start()
 _FIRST_ROWS = 100
 _BINARY_KINDS = ("parquet", "arrow")
 
@@ -89,8 +98,8 @@ def _refuse_compressed(block: bytes, file: SourceFile) -> None:
         raise DataError(f"the file is {found.what}", field="data", value=file.path, bound="plain UTF-8 files", remedy=found.remedy)
 
 
-def read_units(file: Readable, data: DataSection, rules: int) -> Iterator[tuple[int, Read]]:
-    """(bytes gone through, what they hold) in order: a unit, a bad row, or None for a blank line or a blank file.
+def read_units(file: Readable, data: DataSection, rules: int, start: Start | None = None) -> Iterator[tuple[int, Read]]:
+    """(bytes gone through, what they hold) in order: a unit, a bad row, or None for a blank line or a blank file. `start`: JSONL alone.
 
     Raises:
         DataError: the file cannot be read, is no text at all, or holds rows that must not be passed over.
@@ -103,7 +112,11 @@ def read_units(file: Readable, data: DataSection, rules: int) -> Iterator[tuple[
         ) from exc
     with stream:
         try:
-            yield from _read_packed(stream, file, data, rules) if file.source.packing else _read(stream, file, data, rules)
+            if start is not None:
+                stream.seek(start.offset_bytes)
+                yield from _read_jsonl(stream, data, rules, start)
+            else:
+                yield from _read_packed(stream, file, data, rules) if file.source.packing else _read(stream, file, data, rules)
         except FileRefused as refused:
             raise DataError(
                 f"{file.source.path}:{refused.line}: {refused.what}", field="data", bound=_due(file.source.kind), remedy=refused.remedy
@@ -175,8 +188,8 @@ def _read_table(stream: BinaryIO, file: Readable, data: DataSection, rules: int)
         yield from _units_of(number, size_bytes, item, data, rules)
 
 
-def _read_jsonl(stream: BinaryIO, data: DataSection, rules: int) -> Iterator[tuple[int, Read]]:
-    for line, size_bytes, item in check_rows(stream, data, rules):
+def _read_jsonl(stream: BinaryIO, data: DataSection, rules: int, start: Start = _BEGINNING) -> Iterator[tuple[int, Read]]:
+    for line, size_bytes, item in check_rows(stream, data, rules, start.line, start.offset_bytes):
         yield from _units_of(line, size_bytes, item, data, rules)
 
 

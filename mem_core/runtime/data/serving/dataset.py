@@ -7,7 +7,7 @@ like a leak to whoever watches it, and a file cut short is an error here and not
 import os
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
 
@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mem_core.domain.errors import DataError
+from mem_core.domain.request import DataSection
 from mem_core.infrastructure.storage.reading import open_descriptor, open_regular, read_regular
+from mem_core.runtime.data.serving.mixing import Samples, samples_of
 from mem_core.runtime.data.serving.shards import INDEX_NAME, TokenIndex, expected_sizes, file_digest
 
 Row = tuple[NDArray[np.integer], NDArray[np.uint8] | None]
@@ -61,6 +63,10 @@ class TokenDataset:
 
     def __len__(self) -> int:
         return self.index.num_rows
+
+    def samples(self, data: DataSection) -> Samples:
+        """What the order of a request's batches goes over. Raises ValueError: a folder of other sources."""
+        return samples_of(data, len(self), self.index.source_rows)
 
     def rows(self, ids: Iterable[int]) -> list[Row]:
         """Tokens [length] and mask [length] (None when every label counts) of each id, in the order asked for."""
@@ -109,7 +115,9 @@ def check_folder(folder: Path) -> TokenIndex:
     return index
 
 
-def check_contents(folder: Path, index: TokenIndex, most_bytes: int = MOST_HASHED_BYTES) -> None:
+def check_contents(
+    folder: Path, index: TokenIndex, most_bytes: int = MOST_HASHED_BYTES, on_bytes: Callable[[int], None] = lambda size_bytes: None
+) -> None:
     """Read every byte again: a disk that turns one token into another would train another model in silence.
 
     Folders beyond `most_bytes` and those of older versions without digests are left at their sizes, so that a start stays quick.
@@ -122,7 +130,11 @@ def check_contents(folder: Path, index: TokenIndex, most_bytes: int = MOST_HASHE
         raise DataError(f"{folder} is damaged: its index names other files than it has", remedy=_REMEDY)
     if sum(expected.values()) > most_bytes:
         return
-    wrong = [name for name, digest in index.digests.items() if file_digest(folder / name) != digest]
+    wrong: list[str] = []
+    for name, digest in index.digests.items():
+        if file_digest(folder / name) != digest:
+            wrong.append(name)
+        on_bytes(expected[name])
     if wrong:
         raise DataError(f"{folder} is damaged: other bytes than were written in {', '.join(wrong)}", remedy=_REMEDY)
 

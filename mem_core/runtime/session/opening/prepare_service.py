@@ -15,11 +15,11 @@ from mem_core.domain.errors import DataError, EnvironmentUnfit, MemError, NoVali
 from mem_core.domain.request import DataSection, RuntimeRequest
 from mem_core.infrastructure.machine.build import executable_problem, remove_stale_locks
 from mem_core.infrastructure.settings import Settings, child_environment
-from mem_core.infrastructure.telemetry.progress import PreparingView, Progress
+from mem_core.infrastructure.telemetry.progress import Progress
 from mem_core.runtime.data.encoding.prepare import prepare_data
 from mem_core.runtime.data.look.first_look import look_at_data
 from mem_core.runtime.data.look.show_process import first_rows
-from mem_core.runtime.data.values import PreparedData, PrepareProgress
+from mem_core.runtime.data.values import PreparedData
 from mem_core.runtime.deepspeed.programs.build_ops import ops_needed
 from mem_core.runtime.deepspeed.programs.build_watch import BuildWatch, build_command, watch_build
 from mem_core.runtime.models.compile_trial import ENTRY as COMPILE_ENTRY
@@ -29,6 +29,7 @@ from mem_core.runtime.models.folders import at_hand, is_preset
 from mem_core.runtime.models.trial import ENTRY as TRIAL_ENTRY
 from mem_core.runtime.models.trial import Trial, answer_of
 from mem_core.runtime.ranks.port import Helpers
+from mem_core.runtime.session.opening.preparing_watch import PreparingWatch
 
 TRIAL_DEADLINE_S = 300.0
 TRIAL_BYTES_PER_S = 20e6  # slower than any disk that training should use
@@ -176,16 +177,10 @@ def prepare_tokens(
     Raises DataError and its kin.
     """
     rules = CURRENT_RULES if record is None else rules_of(record.encoding)
-
-    def show(done: PrepareProgress) -> None:
-        progress.update(
-            PreparingView(
-                done_bytes=done.bytes_done, total_bytes=done.bytes_total, num_rows=done.rows, num_tokens=done.tokens, source=done.phase
-            )
-        )
-
     tokenizer = at_hand(request.model.source, settings.model_cache_dir)
-    return prepare_data(request.data, request.training.seed, tokenizer, vocab_size, settings.data_cache_dir, show, rules)
+    return prepare_data(
+        request.data, request.training.seed, tokenizer, vocab_size, settings.data_cache_dir, PreparingWatch(progress), rules
+    )
 
 
 def report_on_data(request: RuntimeRequest, settings: Settings, num_rows: int, progress: Progress) -> DataReport:
@@ -197,17 +192,17 @@ def report_on_data(request: RuntimeRequest, settings: Settings, num_rows: int, p
     embeddings = describe_model(request.model.source, settings.model_cache_dir).vocab_size
     source = at_hand(request.model.source, settings.model_cache_dir)
     data = prepare_tokens(request, settings, embeddings, progress, None)
-    steps = in_steps(request, data.num_samples).training.max_steps
+    steps = in_steps(request, data.epoch_rows).training.max_steps
     batch = request.training.global_batch_size
     return DataReport(
-        summary=data.summary().model_copy(update={"steps_per_epoch": data.num_samples / batch}),
+        summary=data.summary().model_copy(update={"steps_per_epoch": data.epoch_rows / batch}),
         fingerprint=data.fingerprint,
         sequence_length=request.data.sequence_length,
         vocab_size=data.vocab_size,
         num_embeddings=embeddings,
         max_token_id=data.max_token_id,
         steps=steps,
-        epochs=epochs_of(steps, data.num_samples, batch),
+        epochs=epochs_of(steps, data.epoch_rows, batch),
         rows=first_rows(data, source, CURRENT_RULES, num_rows) if num_rows else (),
     )
 

@@ -63,7 +63,7 @@ def wire(held: Held, ranks: Ranks, request: RuntimeRequest, rows: PreparedRows, 
         ranks=live,
         checkpoints=checkpoints,
         skips=skips,
-        watch=SegmentWatch(attempt, standing, limit_bytes, rows.train.num_samples / request.training.global_batch_size),
+        watch=SegmentWatch(attempt, standing, limit_bytes, rows.train.epoch_rows / request.training.global_batch_size),
         pace=pace,
         born_with=BornWith(environment.versions, record.data_fingerprint),
     )
