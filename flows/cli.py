@@ -100,6 +100,10 @@ def run_verb(arguments: argparse.Namespace) -> int:
             from flows.commands.inspection.runs import list_runs
 
             return list_runs(arguments.store, arguments.json)
+        case "compare":
+            from flows.commands.inspection.compare import compare_runs
+
+            return compare_runs(arguments.runs, arguments.store, arguments.output, arguments.json)
         case "init":
             return _init(arguments)
         case "completion":

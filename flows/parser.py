@@ -68,6 +68,12 @@ def _look_verbs(verbs: "Verbs") -> None:
     runs = verbs.add_parser("runs", help=text, description=text)
     runs.add_argument("--store", default="./runs", help="folder or URL that holds run folders")
     runs.add_argument("--json", action="store_true", help=JSON_HELP)
+    text = "runs side by side: settings that differ, figures, digests, overlaid curves"
+    compare = verbs.add_parser("compare", help=text, description=text)
+    compare.add_argument("runs", nargs="+", metavar="RUN", help="run id (with --store), path or URL of a run folder; two or more")
+    compare.add_argument("--store", default="./runs", help="folder or URL that holds run folders")
+    compare.add_argument("--output", type=Path, default=None, metavar="PAGE.html", help="write one page with overlaid curves there")
+    compare.add_argument("--json", action="store_true", help=JSON_HELP)
 
 
 def _fork_verb(verbs: "Verbs") -> None:
