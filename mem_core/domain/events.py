@@ -202,6 +202,14 @@ class Exported(Value):
     summary: ExportSummary
 
 
+class FiguresLogged(Value):
+    """Where the run's figures can be looked at, beside its own page. Without credentials."""
+
+    event: Literal["figures_logged"] = "figures_logged"
+    logger: str
+    address: str
+
+
 class TimeSpent(Value):
     """Seconds by goodput bucket since the previous `time_spent` of this attempt."""
 
@@ -237,7 +245,7 @@ class RunEnded(Value):
 Event = Annotated[
     AttemptStarted | DoctorReported | DataPrepared | PolicyDecided | SegmentStarted | MemoryPlanChanged | SegmentEnded | CheckpointSealed
     | CheckpointCommitted | CheckpointJudged | CheckpointRemoved | CheckpointMirrored | Resumed | OomAbsorbed | FaultMet | Recovered
-    | BatchSkipped | Evaluated | RunStoppedEarly | Exported | Forked | TimeSpent | Noted | RunEnded,
+    | BatchSkipped | Evaluated | RunStoppedEarly | Exported | Forked | FiguresLogged | TimeSpent | Noted | RunEnded,
     Field(discriminator="event"),
 ]  # fmt: skip
 EVENT_ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)

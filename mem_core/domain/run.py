@@ -165,6 +165,7 @@ class RunResult(Value):
     data: DataSummary | None = Field(default=None, description="None where no data was prepared yet, or by an older version.")
     export: ExportSummary | None = Field(default=None, description="The model folder at the end; None where none was to be made.")
     forked_from: ForkOrigin | None = Field(default=None, description="Of a run that began with another one's checkpoint.")
+    logged_to: dict[str, str] = Field(default={}, description="Where its figures can be looked at, by the name of the logger.")
     live: LiveStep | None = Field(default=None, description="Where a run that goes on is right now; only `mem status` knows it.")
     device: str = ""
     report_url: str = ""

@@ -26,6 +26,7 @@ from mem_core.domain.events import (
     Event,
     Exported,
     FaultMet,
+    FiguresLogged,
     Forked,
     JournalLine,
     MemoryPlanChanged,
@@ -91,6 +92,7 @@ class RunFold:
         self._book = EvaluationBook()
         self._export: ExportSummary | None = None
         self._origin: ForkOrigin | None = None
+        self._logged_to: dict[str, str] = {}
 
     def add(self, line: JournalLine) -> None:
         """Take the next line."""
@@ -150,6 +152,8 @@ class RunFold:
                 pass
             case Forked():
                 self._origin = event.origin
+            case FiguresLogged():
+                self._logged_to[event.logger] = event.address
             case Exported():
                 self._export = event.summary
             case Evaluated() | RunStoppedEarly():
@@ -216,6 +220,7 @@ class RunFold:
             data=self._data,
             export=self._export if self._export and self._export.step == line.applied_steps else None,
             forked_from=self._origin,
+            logged_to=dict(self._logged_to),
             device=self._report.device if self._report else "",
             report_url=report_url,
             run_folder=run_folder,

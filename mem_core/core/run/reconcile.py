@@ -9,7 +9,7 @@ from mem_core.domain.request import RuntimeRequest, shown_request
 
 ALLOWED_CHANGES = (
     "store", "training.max_steps", "training.max_steps_limit", "training.segment_steps", "checkpoint", "policy", "resilience", "chaos",
-    "evaluation",
+    "evaluation", "telemetry",
     "memory.mode", "memory.budget", "memory.high_watermark", "memory.low_watermark",
 )  # fmt: skip
 RESHARD_CHANGES = ("parallel.num_ranks", "parallel.zero_stage")

@@ -15,6 +15,7 @@ from mem_core.domain.request.resilience import ChaosSection, ResilienceSection
 from mem_core.domain.request.runtime_request import MAX_SEGMENTS, OWNED_DEEPSPEED_KEYS, RuntimeRequest
 from mem_core.domain.request.section import PositiveInt, Section
 from mem_core.domain.request.shown import shown_request
+from mem_core.domain.request.telemetry import TelemetrySection
 from mem_core.domain.request.training import STEPS_LIMIT, TrainingSection
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "ResilienceSection",
     "RuntimeRequest",
     "Section",
+    "TelemetrySection",
     "TrainingSection",
     "shown_request",
 ]

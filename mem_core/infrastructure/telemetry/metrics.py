@@ -223,3 +223,13 @@ def write_evaluation_metrics(folder: Path, evaluations: Sequence[Evaluated]) -> 
     finally:
         temporary.unlink(missing_ok=True)
     return folder / EVALUATIONS_NAME
+
+
+def read_evaluation_metrics(folder: Path) -> Columns:
+    """The columns that `write_evaluation_metrics` wrote. Nothing is unpickled.
+
+    Raises:
+        OSError: the file cannot be opened. ValueError, KeyError: it holds something else.
+    """
+    with open_regular(folder / EVALUATIONS_NAME) as file, np.load(file, allow_pickle=False) as stored:
+        return {name: stored[name] for name in ("step", "set", "loss", "perplexity", "token_accuracy")}

@@ -39,6 +39,7 @@ def result_facts(result: RunResult) -> list[tuple[str, str]]:
         ("weights digest", result.weights_digest),
         ("message", result.message),
         ("export", (result.export.folder or f"none: {result.export.problem}") if result.export else ""),
+        *((f"figures: {name}", address) for name, address in result.logged_to.items()),
         ("report", result.report_url),
         ("run folder", result.run_folder),
     ]
