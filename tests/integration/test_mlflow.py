@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from flows.commands.inspection.finished import result_if_finished
 from mem_core.bootstrap import examine_only
 from mem_core.core.doctor.environment_doctor import error_of
 from mem_core.core.run.state_manager import read_journal
@@ -130,7 +131,12 @@ def test_every_point_is_there_once_over_a_resume_and_a_server_that_was_killed(
     server.stop()
     away = drive(wanted(nano, 15), settings=settings(server), prepared=lambda stage: setattr(mlflow_of(stage), "_end_limit_s", 3.0))
     assert (away.status, away.applied_steps) == ("completed", 15), "a server that is away costs the run nothing"
+    assert result_if_finished(tmp_path / "logged", wanted(nano, 15)) is None, "the server lacks figures: the same command sends them"
     server.start()
+    again = drive(wanted(nano, 15), settings=settings(server))
+    assert again.weights_digest == away.weights_digest
+    assert server.steps(run_id, "train/loss") == list(range(1, 16))
+    assert result_if_finished(tmp_path / "logged", wanted(nano, 15)) is not None
     last = drive(wanted(nano, 20), settings=settings(server))
     (run,) = server.runs()
     assert (run["info"]["run_id"], run["info"]["status"]) == (run_id, "FINISHED")

@@ -23,7 +23,7 @@ from mem_core.infrastructure.telemetry.metrics import Columns
 
 MARK_NAME = "mlflow.json"
 POINTS_OF_A_BATCH = 100  # of ten values: a server takes 1,000 values at once
-END_LIMIT_S = 10.0
+END_LIMIT_S = 20.0
 RETRY_S = (2.0, 5.0, 15.0, 60.0)
 TEXT_LIMIT = 400
 STATUS = {"completed": "FINISHED", "interrupted": "KILLED", "failed": "FAILED", "running": "RUNNING"}
