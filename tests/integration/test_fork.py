@@ -82,7 +82,12 @@ def test_a_changed_weight_decay_takes_effect_at_every_stage(drive: Drive, nano: 
 
 
 def test_status_story_report_and_record_name_the_origin(drive: Drive, nano: Nano, tmp_path: Path) -> None:
-    drive(nano("origin", training={**TRAINING, "max_steps": 12}, checkpoint=KEEP))
+    origin = drive(nano("origin", training={**TRAINING, "max_steps": 12}, checkpoint=KEEP, evaluation={"every_steps": 6}))
+    fork(tmp_path, "origin@best", "best")
+    best = record_of(tmp_path / "best").origin
+    assert origin.best is not None
+    assert best is not None
+    assert best.step == origin.best.step
     request = fork(tmp_path, "origin@6", "branch", "training.learning_rate=2e-3")
     folder = tmp_path / "branch"
     words = "forked from origin at step 6"

@@ -161,6 +161,17 @@ def test_the_digests_are_those_of_a_run_that_logs_nowhere(drive: Drive, nano: Na
     assert (logged.weights_digest, logged.trajectory_digest) == (alone.weights_digest, alone.trajectory_digest)
 
 
+def test_nobody_else_is_talked_to() -> None:
+    """MLflow's own reports are off in a process of its own, where nothing tells MLflow that it is tested."""
+    code = (
+        "from mem_core.infrastructure.telemetry.loggers.mlflow_server import MlflowServer; MlflowServer('http://127.0.0.1:1'); "
+        "from mlflow.telemetry.client import get_telemetry_client; print(get_telemetry_client())"
+    )
+    environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "None"
+
+
 def test_the_doctor_refuses_mlflow_without_an_address(nano: Nano, tmp_path: Path) -> None:
     bare = Settings.from_environment({name: value for name, value in os.environ.items() if not name.startswith("MLFLOW")})
     error = error_of(examine_only(nano("nobody", telemetry={"loggers": ["mlflow"]}), bare))

@@ -3,6 +3,7 @@
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -25,6 +26,7 @@ class MlflowServer:
         for variable, value in ((MLFLOW_HTTP_REQUEST_MAX_RETRIES, _TRIES), (MLFLOW_HTTP_REQUEST_TIMEOUT, _TIMEOUT_S)):
             if not variable.is_set():
                 variable.set(value)
+        _keep_to_itself()
         self._client: Any = MlflowClient(tracking_uri=uri)
 
     def begin(self, experiment: str, name: str, token: str, texts: dict[str, str], parameters: dict[str, str]) -> tuple[str, str]:
@@ -61,6 +63,17 @@ class MlflowServer:
 
         self._client.log_batch(run_id, tags=[RunTag(key, value) for key, value in texts.items()])
         self._client.set_terminated(run_id, status)
+
+
+def _keep_to_itself() -> None:
+    """MLflow reports its own use to its makers unless it is told not to; a training run talks to nobody but whom the request names."""
+    with suppress(ImportError, AttributeError):
+        from mlflow.environment_variables import MLFLOW_DISABLE_TELEMETRY
+        from mlflow.telemetry import set_telemetry_client
+
+        if not MLFLOW_DISABLE_TELEMETRY.is_set():
+            MLFLOW_DISABLE_TELEMETRY.set("true")
+            set_telemetry_client()
 
 
 def _parts(parameters: Mapping[str, str]) -> Iterator[dict[str, str]]:
