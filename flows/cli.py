@@ -91,10 +91,19 @@ def run_verb(arguments: argparse.Namespace) -> int:
             return export_run(folder, wanted, arguments.dtype, arguments.output, arguments.json)
         case "policy":
             return _policy(arguments)
+        case "fork":
+            from flows.commands.branches.fork import ForkWish, fork_run
+
+            wish = ForkWish(arguments.run, arguments.new_id, arguments.store, tuple(arguments.overrides), arguments.output)
+            return fork_run(wish, arguments.json)
         case "runs":
             from flows.commands.inspection.runs import list_runs
 
             return list_runs(arguments.store, arguments.json)
+        case "compare":
+            from flows.commands.inspection.compare import compare_runs
+
+            return compare_runs(arguments.runs, arguments.store, arguments.output, arguments.json)
         case "init":
             return _init(arguments)
         case "completion":

@@ -25,6 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
     for verb, text in (("status", "where a run stands, and what it does right now"), ("report", "write report.html anew")):
         _run_verb(verbs, verb, text)
     _look_verbs(verbs)
+    _fork_verb(verbs)
     stop = _run_verb(verbs, "stop", "ask the process that holds a run to commit and stop")
     stop.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="how long to wait for it")
     _checkpoint_verbs(verbs)
@@ -67,6 +68,24 @@ def _look_verbs(verbs: "Verbs") -> None:
     runs = verbs.add_parser("runs", help=text, description=text)
     runs.add_argument("--store", default="./runs", help="folder or URL that holds run folders")
     runs.add_argument("--json", action="store_true", help=JSON_HELP)
+    text = "runs side by side: settings that differ, figures, digests, overlaid curves"
+    compare = verbs.add_parser("compare", help=text, description=text)
+    compare.add_argument("runs", nargs="+", metavar="RUN", help="run id (with --store), path or URL of a run folder; two or more")
+    compare.add_argument("--store", default="./runs", help="folder or URL that holds run folders")
+    compare.add_argument("--output", type=Path, default=None, metavar="PAGE.html", help="write one page with overlaid curves there")
+    compare.add_argument("--json", action="store_true", help=JSON_HELP)
+
+
+def _fork_verb(verbs: "Verbs") -> None:
+    text = "begin a new run with the whole state of another one's checkpoint: weights, optimizer, position in the data"
+    fork = verbs.add_parser("fork", help=text, description=text)
+    fork.add_argument("run", metavar="RUN[@STEP|@best]", help="run id (with --store), path or URL of a run folder; default the newest")
+    fork.add_argument("new_id", metavar="NEW_ID", help="run id of the fork")
+    fork.add_argument("--store", default="./runs", help="folder or URL that holds run folders")
+    words = "change one value from there on, such as training.learning_rate=1e-4"
+    fork.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=words)
+    fork.add_argument("--output", type=Path, default=None, metavar="REQUEST.yaml", help="write the request there too")
+    fork.add_argument("--json", action="store_true", help=JSON_HELP)
 
 
 def _start_verbs(verbs: "Verbs") -> None:

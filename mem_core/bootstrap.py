@@ -54,6 +54,7 @@ from mem_core.runtime.session.opening.refusals import refuse_other_inputs, refus
 from mem_core.runtime.session.opening.stages import Examined, Held, Prepared, RunOrder
 from mem_core.runtime.session.opening.wiring import wire
 from mem_core.runtime.session.remote_service import RemoteService, fetch_record
+from mem_core.runtime.session.results.result_log import logging_problems
 
 CHAOS_LEFT_OUT = (
     "chaos is left out: training never hurts a run on purpose; mem drill REQUEST or the chaos-drill deployment does, "
@@ -105,7 +106,8 @@ def examine_only(
     report = with_orphans(report, lambda: remote_store(request, settings, RetryPolicy(attempts=1)), request.run_id)
     report = allow_other_shape(report) if allow_reshard else report
     resuming = Resuming(allow_reshard, as_born, settings.manifest_key, settings.model_cache_dir)
-    return with_failures(report, *advice_problems(request, settings), *problems_of_run(folder, request, report, resuming))
+    problems = (*advice_problems(request, settings), *logging_problems(request, settings))
+    return with_failures(report, *problems, *problems_of_run(folder, request, report, resuming))
 
 
 def examine_deeply(request: RuntimeRequest, settings: Settings, *, person_at_hand: bool | None = None) -> EnvironmentReport:

@@ -21,12 +21,13 @@ from mem_core.domain.request import RuntimeRequest
 class Facts:
     """What a row may need beside the request; None where it is not known yet, and then the row does not speak.
 
-    `person_at_hand`: whether whoever drives the run can put a question to a person.
+    `person_at_hand`: whether whoever drives the run can put a question to a person. `has_mlflow`: whether that extra is installed.
     """
 
     model: ModelNumbers | None = None
     data: DataNumbers | None = None
     person_at_hand: bool | None = None
+    has_mlflow: bool | None = None
 
 
 NOTHING_KNOWN = Facts()
@@ -106,6 +107,10 @@ def _approval_by_nobody(request: RuntimeRequest, facts: Facts) -> Asked | None:
     return Asked("policy.approval.required", "true") if alone else None
 
 
+def _mlflow_without_its_extra(request: RuntimeRequest, facts: Facts) -> Asked | None:
+    return Asked("telemetry.loggers", "mlflow") if "mlflow" in request.telemetry.loggers and facts.has_mlflow is False else None
+
+
 UNSUPPORTED = (
     Capability(
         id="offload_at_stage_0",
@@ -161,6 +166,15 @@ UNSUPPORTED = (
         way_out="Set policy.approval.required to false, or set PREFECT_API_URL to a server whose UI somebody looks at (mem serve).",
         fields=("policy.approval.required",),
         in_form="needs a Prefect server with a UI",
+    ),
+    Capability(
+        id="mlflow",
+        asks=_mlflow_without_its_extra,
+        why="MLflow's client is not installed here",
+        allowed="csv, without the extra mem[mlflow]",
+        way_out="Install it: pip install 'mem[mlflow]'; or leave mlflow out of telemetry.loggers.",
+        fields=("telemetry.loggers",),
+        in_form="needs the extra mem[mlflow]",
     ),
 )
 

@@ -251,4 +251,5 @@ class MachineObservations(Value):
     file_size_limit_bytes: int | None = Field(default=None, description="Longest file that may be written; None means no limit.")
     leftovers: tuple[str, ...] = Field(default=(), description="Processes of earlier attempts of this run that are still alive.")
     stale_rank_variables: tuple[str, ...] = ()
+    has_mlflow: bool | None = Field(default=None, description="Whether the extra mem[mlflow] is installed; None where nobody looked.")
     engine: EngineObservation | None = Field(default=None, description="None where it had not to be asked.")

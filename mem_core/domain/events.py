@@ -13,6 +13,7 @@ from mem_core.domain.plan import CandidatePlan, MemoryPlanChange
 from mem_core.domain.policy import PolicyDecision
 from mem_core.domain.results.evaluation import SetFigures, StoppedEarly
 from mem_core.domain.results.exports import ExportSummary
+from mem_core.domain.results.origin import ForkOrigin
 from mem_core.domain.run import DataSummary
 from mem_core.domain.segment import SegmentOutcome
 from mem_core.domain.units import Value
@@ -141,6 +142,13 @@ class Resumed(Value):
     trajectory_digest: str = ""
 
 
+class Forked(Value):
+    """This run began with the whole state of another one's checkpoint."""
+
+    event: Literal["forked"] = "forked"
+    origin: ForkOrigin
+
+
 class OomAbsorbed(Value):
     """A real allocation failure was survived inside the run."""
 
@@ -194,6 +202,14 @@ class Exported(Value):
     summary: ExportSummary
 
 
+class FiguresLogged(Value):
+    """Where the run's figures can be looked at, beside its own page. Without credentials."""
+
+    event: Literal["figures_logged"] = "figures_logged"
+    logger: str
+    address: str
+
+
 class TimeSpent(Value):
     """Seconds by goodput bucket since the previous `time_spent` of this attempt."""
 
@@ -229,7 +245,7 @@ class RunEnded(Value):
 Event = Annotated[
     AttemptStarted | DoctorReported | DataPrepared | PolicyDecided | SegmentStarted | MemoryPlanChanged | SegmentEnded | CheckpointSealed
     | CheckpointCommitted | CheckpointJudged | CheckpointRemoved | CheckpointMirrored | Resumed | OomAbsorbed | FaultMet | Recovered
-    | BatchSkipped | Evaluated | RunStoppedEarly | Exported | TimeSpent | Noted | RunEnded,
+    | BatchSkipped | Evaluated | RunStoppedEarly | Exported | Forked | FiguresLogged | TimeSpent | Noted | RunEnded,
     Field(discriminator="event"),
 ]  # fmt: skip
 EVENT_ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)

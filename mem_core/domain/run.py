@@ -7,6 +7,7 @@ from pydantic import Field
 from mem_core.domain.plan import Hyperparams, MemoryPlanChange
 from mem_core.domain.results.evaluation import BestStep, SetFigures, StoppedEarly
 from mem_core.domain.results.exports import ExportSummary
+from mem_core.domain.results.origin import ForkOrigin
 from mem_core.domain.units import Value
 
 RunStatus = Literal["completed", "interrupted", "failed", "running"]
@@ -176,6 +177,8 @@ class RunResult(Value):
     memory: MemorySummary = MemorySummary()
     data: DataSummary | None = Field(default=None, description="None where no data was prepared yet, or by an older version.")
     export: ExportSummary | None = Field(default=None, description="The model folder at the end; None where none was to be made.")
+    forked_from: ForkOrigin | None = Field(default=None, description="Of a run that began with another one's checkpoint.")
+    logged_to: dict[str, str] = Field(default={}, description="Where its figures can be looked at, by the name of the logger.")
     live: LiveStep | None = Field(default=None, description="Where a run that goes on is right now; only `mem status` knows it.")
     device: str = ""
     report_url: str = ""

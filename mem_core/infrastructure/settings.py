@@ -82,6 +82,17 @@ class Settings:
         return bool(self.environ.get("NO_COLOR"))
 
     @property
+    def mlflow_tracking_uri(self) -> str | None:
+        """MLFLOW_TRACKING_URI; it may carry a user and a password."""
+        return self.environ.get("MLFLOW_TRACKING_URI") or None
+
+    @property
+    def mlflow_secrets(self) -> tuple[str, ...]:
+        """What MLflow's client signs in with, which no message may show."""
+        names = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "DATABRICKS_TOKEN")
+        return tuple(value for name in names if (value := self.environ.get(name)))
+
+    @property
     def torch_extensions_dir(self) -> Path:
         """DeepSpeed's compiled ops. One folder per torch, DeepSpeed, Python and CPU: an op built elsewhere may not load here."""
         return self.mem_home / "torch_extensions" / op_build_key()

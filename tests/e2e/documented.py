@@ -31,6 +31,8 @@ DRILL = (
     ".venv/bin/mem drill deployments/demo.yaml --seed 7 --set training.max_steps=300 --set training.segment_steps=30 "
     "--set 'chaos.kinds=[kill_rank, kill_flow, flip_checkpoint]'"
 )
+COMPARE = f"{MEM} compare demo demo --output compare.html"
+FORK = f"{MEM} fork demo demo-slower --set training.learning_rate=1e-4 --set training.max_steps=3000"
 TABLE: dict[str, Try] = {
     "make demo": Try("make"),
     "make test": Try("make"),
@@ -66,6 +68,12 @@ TABLE: dict[str, Try] = {
     "mem logs RUN --workers": Try("quick", f"{MEM} logs demo --workers"),
     "mem completion bash": Try("quick", f"{MEM} completion bash"),
     ".venv/bin/mem stop demo": Try("quick"),
+    COMPARE: Try("quick"),
+    "mem compare RUN RUN": Try("quick", f"{MEM} compare demo demo"),
+    "mem compare RUN RUN --output PAGE.html": Try("quick", COMPARE),
+    FORK: Try("quick", f"rm -rf runs/demo-slower; {FORK}"),
+    "mem fork RUN@STEP NEW_ID --set ...": Try("quick", f"rm -rf runs/demo-best; {MEM} fork demo demo-best --json"),
+    "mem fork RUN@STEP NEW_ID --set training.learning_rate=1e-4": Try("quick", f"rm -rf runs/demo-slower; {FORK}"),
     "mem status RUN": Try("quick", f"{MEM} status demo"),
     "mem logs RUN": Try("quick", f"{MEM} logs demo"),
     "mem report RUN": Try("quick", f"{MEM} report demo"),

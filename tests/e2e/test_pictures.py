@@ -3,6 +3,7 @@
 Without Chromium nothing is photographed, and each test says so. To judge the pictures: pytest tests/e2e/test_pictures.py --pictures DIR
 """
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from browser import Browser, Look, browser, installed
 from prefect_site import Site
 
+from flows.commands.inspection.compare import compare_runs
 from flows.commands.inspection.runs import RunRow
 from flows.prefect_view.served import page_path
 from flows.server.shown.runs_page import render_runs
@@ -58,6 +60,23 @@ def test_the_report_fits_and_can_be_read(chromium: Browser, name: str, tmp_path:
     width = {False: "at-wide", True: "at-narrow"}[name.startswith("narrow")]
     assert chromium.ask("[...document.querySelectorAll('.chart.wide [role=img] > div')].find(e => e.clientWidth).className") == width
     chromium.picture(picture_folder / f"report-{name}.png", look.width)
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_the_comparison_fits_and_can_be_read(chromium: Browser, name: str, tmp_path: Path, picture_folder: Path) -> None:
+    for seed, run_id in enumerate(("baseline", "lower-rate", "other-data-and-a-long-name")):
+        SyntheticRun(num_steps=3_000 + 1_500 * seed, segment_steps=250, seed=seed).write(tmp_path / run_id)
+        stored = json.loads((tmp_path / run_id / "run.json").read_text())
+        stored["request"] |= {"run_id": run_id, "store": f"/a/folder/that/has/a/long/name/{run_id}"}
+        (tmp_path / run_id / "run.json").write_text(json.dumps(stored))
+    compare_runs(["baseline", "lower-rate", "other-data-and-a-long-name"], str(tmp_path), tmp_path / "page.html", as_json=False)
+    look = LOOKS[name]
+    chromium.open((tmp_path / "page.html").as_uri(), look)
+    assert chromium.ask(OVERFLOW) == 0
+    assert chromium.ask(LETTERS) >= 9
+    width = {False: "at-wide", True: "at-narrow"}[name.startswith("narrow")]
+    assert chromium.ask("[...document.querySelectorAll('.chart.wide [role=img] > div')].find(e => e.clientWidth).className") == width
+    chromium.picture(picture_folder / f"compare-{name}.png", look.width)
 
 
 @pytest.mark.parametrize("name", ["wide-light", "narrow-dark"])

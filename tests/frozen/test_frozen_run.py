@@ -185,6 +185,20 @@ def test_the_bits_were_compared(folder: Path) -> None:
 @pytest.mark.integration
 @pytest.mark.usefixtures("in_root")
 @versions
+@runs
+def test_a_fork_of_it_goes_on_as_it_did(folder: Path, run: str, tmp_path: Path, drive: Drive) -> None:
+    """Its manifests carry no birth and are older than forks: the new run has the same end all the same."""
+    place = copied(folder, tmp_path, "store", "mirror")
+    changes = (f"training.max_steps={CONTINUED_STEPS}", f"checkpoint.mirror=file://{place}/mirror")
+    words = [word for change in changes for word in ("--set", change)]
+    assert mem("fork", str(place / "store" / run), "branch", *words) == 0
+    drive(load_request(str(place / "store" / "branch" / "request.yaml")))
+    assert_same_run(folder, run, place / "store" / "branch")
+
+
+@pytest.mark.integration
+@pytest.mark.usefixtures("in_root")
+@versions
 def test_no_persisted_field_is_gone(folder: Path, tmp_path: Path, drive: Drive) -> None:
     """The same requests run from step 0 by this version write every field that they wrote then; they may write more."""
     for run in RUNS:

@@ -3,6 +3,7 @@
 import json
 import re
 import struct
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ CASES: dict[str, list[tuple[dict[str, Any], Facts, str, str]]] = {
         ({"chaos": {"kinds": ["kill_rank", "nonsense"]}}, NOTHING_KNOWN, "chaos.kinds", "nonsense"),
         ({"chaos": {"kinds": []}}, NOTHING_KNOWN, "chaos.kinds", "none"),
     ],
+    "mlflow": [({"telemetry": {"loggers": ["mlflow"]}}, Facts(has_mlflow=False), "telemetry.loggers", "mlflow")],
     "approval": [({"policy": {"approval": {"required": True}}}, Facts(person_at_hand=False), "policy.approval.required", "true")],
 }
 FLAT = [(name, *case) for name, cases in CASES.items() for case in cases]
@@ -129,7 +131,7 @@ def test_several_wishes_are_refused_in_one_message() -> None:
 @pytest.mark.parametrize(("name", "values", "facts", "field", "value"), FLAT)
 def test_the_doctor_says_the_same_as_a_failing_finding(name: str, values: dict[str, Any], facts: Facts, field: str, value: str) -> None:
     asked = parsed(values)
-    report = EnvironmentDoctor().examine(asked, machine(), facts.model or NANO, facts.data, facts.person_at_hand)
+    report = EnvironmentDoctor().examine(asked, machine(has_mlflow=facts.has_mlflow), facts.model or NANO, facts.data, facts.person_at_hand)
     assert [finding.check for finding in report.failures] == [field], name
     error = error_of(report)
     assert error is not None
@@ -194,6 +196,8 @@ def model_folder(folder: Path) -> Path:
 def test_mem_train_refuses_before_any_run_folder_exists(
     name: str, values: dict[str, Any], facts: Facts, field: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if facts.has_mlflow is False and find_spec("mlflow") is not None:
+        pytest.skip("the extra mem[mlflow] is installed here: nothing is refused")
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     asked = parsed(values).model_dump(mode="json") | {"store": values.get("store", str(tmp_path / "runs"))}
     if asked["model"]["source"] == "/m":

@@ -12,6 +12,8 @@ from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.infrastructure.machine.store import is_remote
+from mem_core.infrastructure.telemetry.loggers.marks import read_mark
+from mem_core.infrastructure.telemetry.loggers.mlflow import MARK_NAME
 from mem_core.runtime.session.results.export_service import is_wanted, standing_export
 
 
@@ -42,7 +44,15 @@ def result_if_finished(
         return None  # every step is done, and the model folder that the run ends with is not there
     if result.mirror is not None and result.mirror.behind and (is_remote(request.store) or request.checkpoint.mirror is not None):
         return None  # every step is done, and its copy is not where it was asked to be
+    if _lacks_figures(folder, request, result.applied_steps):
+        return None  # every step is done, and a server has not been told of all of them
     return result.model_copy(update={"device": record.device, "run_folder": str(folder.absolute())})
+
+
+def _lacks_figures(folder: Path, request: RuntimeRequest, applied_steps: int) -> bool:
+    """Whether MLflow is asked for and does not have the last step yet."""
+    mark = read_mark(folder / "metrics" / MARK_NAME)
+    return "mlflow" in request.telemetry.loggers and (mark is None or mark.steps_until < applied_steps)
 
 
 def _stays_stopped(folder: Path, request: RuntimeRequest) -> bool:

@@ -58,7 +58,7 @@ class EnvironmentDoctor:
         budgets = memory_budgets(request, observations, device)
         rows = _rows(request, model, dtype, device, budgets)
         estimates = memory.estimate_memory(model, request, dtype, device=device, micro_batch_rows=rows) if model is not None else {}
-        facts = Facts(model=model, data=data, person_at_hand=person_at_hand)
+        facts = Facts(model=model, data=data, person_at_hand=person_at_hand, has_mlflow=observations.has_mlflow)
         findings = [
             *capability_findings(request, facts, has_checkpoints=observations.saved is not None),
             accelerator,

@@ -26,6 +26,8 @@ from mem_core.domain.events import (
     Event,
     Exported,
     FaultMet,
+    FiguresLogged,
+    Forked,
     JournalLine,
     MemoryPlanChanged,
     Noted,
@@ -41,6 +43,7 @@ from mem_core.domain.events import (
 )
 from mem_core.domain.plan import MemoryPlanChange
 from mem_core.domain.results.exports import ExportSummary
+from mem_core.domain.results.origin import ForkOrigin
 from mem_core.domain.run import DataSummary, DecidedSegment, MemorySummary, PolicyCounts, RunResult, RunState, RunStatus
 from mem_core.domain.segment import SegmentCompleted, SegmentInterrupted
 
@@ -88,6 +91,8 @@ class RunFold:
         self._peak_bytes = 0
         self._book = EvaluationBook()
         self._export: ExportSummary | None = None
+        self._origin: ForkOrigin | None = None
+        self._logged_to: dict[str, str] = {}
 
     def add(self, line: JournalLine) -> None:
         """Take the next line."""
@@ -145,6 +150,10 @@ class RunFold:
                 self._failures.recovered(event)
             case CheckpointSealed() | BatchSkipped() | Noted() | AttemptStarted() | RunEnded() | TimeSpent():
                 pass
+            case Forked():
+                self._origin = event.origin
+            case FiguresLogged():
+                self._logged_to[event.logger] = event.address
             case Exported():
                 self._export = event.summary
             case Evaluated() | RunStoppedEarly():
@@ -210,6 +219,8 @@ class RunFold:
             memory=self._memory(),
             data=self._data,
             export=self._export if self._export and self._export.step == line.applied_steps else None,
+            forked_from=self._origin,
+            logged_to=dict(self._logged_to),
             device=self._report.device if self._report else "",
             report_url=report_url,
             run_folder=run_folder,

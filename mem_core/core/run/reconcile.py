@@ -9,7 +9,7 @@ from mem_core.domain.request import RuntimeRequest, shown_request
 
 ALLOWED_CHANGES = (
     "store", "training.max_steps", "training.max_steps_limit", "training.segment_steps", "checkpoint", "policy", "resilience", "chaos",
-    "evaluation",
+    "evaluation", "telemetry",
     "memory.mode", "memory.budget", "memory.high_watermark", "memory.low_watermark",
 )  # fmt: skip
 RESHARD_CHANGES = ("parallel.num_ranks", "parallel.zero_stage")
@@ -36,7 +36,7 @@ def reconcile(
         _copy(old, new, path.split("."))
     stages = stored.parallel.zero_stage, asked.parallel.zero_stage
     allowed_changes = ALLOWED_CHANGES + (RESHARD_CHANGES if allow_reshard else ()) + (NEVER_DONE if stages == (0, 0) else ())
-    for path, before, after in _differences(old, new):
+    for path, before, after in differences(old, new):
         if not any(path == allowed or path.startswith(allowed + ".") for allowed in allowed_changes):
             convert = "convert its checkpoint with --allow-reshard, " if path in RESHARD_CHANGES and is_convertible(*stages) else ""
             raise RequestError(
@@ -64,10 +64,11 @@ def _copy(source: dict[str, Any], target: dict[str, Any], path: list[str]) -> No
     target[path[-1]] = source[path[-1]]
 
 
-def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(dotted name, value of `old`, value of `new`) wherever two requests as plain values differ."""
     for key in old.keys() | new.keys():
         before, after = old.get(key), new.get(key)
         if isinstance(before, dict) and isinstance(after, dict):
-            yield from _differences(cast("dict[str, Any]", before), cast("dict[str, Any]", after), f"{prefix}{key}.")
+            yield from differences(cast("dict[str, Any]", before), cast("dict[str, Any]", after), f"{prefix}{key}.")
         elif before != after:
             yield f"{prefix}{key}", before, after

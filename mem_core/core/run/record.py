@@ -12,6 +12,7 @@ from mem_core.core.results.length import RunLength
 from mem_core.domain.errors import NoValidCheckpoint, RequestError
 from mem_core.domain.plan import MemoryPlan
 from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.results.origin import ForkOrigin
 from mem_core.domain.units import Value
 from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, read_json, read_regular_text
 
@@ -36,6 +37,7 @@ class RunRecord(Value):
     encoding: dict[str, str] = Field(default={}, description="All that decides token ids, part by part; empty where it was not kept.")
     router_loss: bool = Field(default=False, description="Whether what the model adds to its own loss is trained on.")
     born_unix_s: float = 0.0
+    origin: ForkOrigin | None = Field(default=None, description="Of a run that began with another one's checkpoint.")
 
 
 def seal(text: str) -> str:

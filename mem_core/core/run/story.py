@@ -13,6 +13,7 @@ from mem_core.domain.events import (
     Event,
     Exported,
     FaultMet,
+    Forked,
     JournalLine,
     MemoryPlanChanged,
     Noted,
@@ -44,6 +45,8 @@ def event_words(event: Event) -> str | None:
     match event:
         case AttemptStarted() | Resumed() | RunEnded() | DataPrepared() | Noted():
             return _of_attempt(event)
+        case Forked(origin=origin):
+            return f"{origin.words()}: {origin.changes()}"
         case SegmentStarted() | SegmentEnded() | Evaluated() | BatchSkipped() | PolicyDecided():
             return _of_training(event)
         case CheckpointJudged() | CheckpointRemoved() | CheckpointMirrored():

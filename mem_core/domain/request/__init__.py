@@ -16,6 +16,7 @@ from mem_core.domain.request.runtime_request import MAX_SEGMENTS, OWNED_DEEPSPEE
 from mem_core.domain.request.section import PositiveInt, Section
 from mem_core.domain.request.shown import shown_request
 from mem_core.domain.request.sources import WeightedSource
+from mem_core.domain.request.telemetry import TelemetrySection
 from mem_core.domain.request.training import STEPS_LIMIT, TrainingSection
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "ResilienceSection",
     "RuntimeRequest",
     "Section",
+    "TelemetrySection",
     "TrainingSection",
     "WeightedSource",
     "shown_request",

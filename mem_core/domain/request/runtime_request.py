@@ -14,6 +14,7 @@ from mem_core.domain.request.parallel import ParallelSection
 from mem_core.domain.request.policy import PolicySection
 from mem_core.domain.request.resilience import ChaosSection, ResilienceSection
 from mem_core.domain.request.section import Section
+from mem_core.domain.request.telemetry import TelemetrySection
 from mem_core.domain.request.training import TrainingSection
 
 MAX_SEGMENTS = 1_000
@@ -45,6 +46,7 @@ class RuntimeRequest(Section):
     deepspeed: dict[str, Any] = Field(default={}, description="Raw DeepSpeed keys, merged into the engine's configuration.")
     policy: PolicySection = Field(default=PolicySection(), title="Policy", description="Bounds on advice.")
     resilience: ResilienceSection = Field(default=ResilienceSection(), title="Resilience", description="How failures are bounded.")
+    telemetry: TelemetrySection = Field(default=TelemetrySection(), title="Telemetry", description="Who takes the run's figures.")
     chaos: ChaosSection | None = Field(
         default=None, title="Chaos", description="Real faults on purpose, for drills; training leaves it out."
     )

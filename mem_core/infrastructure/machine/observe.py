@@ -88,6 +88,7 @@ def observe_machine(
         file_size_limit_bytes=file_size_rlimit("self", root),
         leftovers=machine_store.find_leftovers(run_folder, RUN_FOLDER_VARIABLE, root) if run_folder is not None else (),
         stale_rank_variables=settings.stale_rank_variables,
+        has_mlflow=find_spec("mlflow") is not None,
     )
 
 

@@ -7,7 +7,7 @@ _QUERY = re.compile(r"\?[^\s'\"<>]*")
 _LABELLED = re.compile(
     r"(?i)((?:aws_)?(?:secret|access|session|security)[-_ ]?(?:access[-_ ]?)?(?:key(?:[-_ ]?id)?|token)"
     r"|password|passwd|authorization|signature"
-    r"|x-amz-[a-z-]*(?:token|signature|credential))([\"']?\s*[:=]\s*[\"']?)([^\s\"',;&<>]+)"
+    r"|x-amz-[a-z-]*(?:token|signature|credential))([\"']?\s*[:=]\s*[\"']?(?:(?:bearer|basic)\s+)?)([^\s\"',;&<>]+)"
 )
 _MIN_SECRET_LENGTH = 4
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 # matplotlib wants real colours: these stand for CSS variables and are put back in the finished SVG.
 _COLOURS = {"fg": "#010203", "muted": "#010204", "line": "#010205", "accent": "#010206", "second": "#010207", "bad": "#010208"}
+RUN_COLOURS = tuple(f"run{number}" for number in range(8))
+_COLOURS |= {name: f"#01030{number}" for number, name in enumerate(RUN_COLOURS)}
+_RUN_STYLES = ("-", "--", ":")
 _MAX_MARKS = 300
 _MAX_LINES = 40  # more marks than that are short ticks at the top, so that they do not hide the curve
 _MAX_DOTS = 60
@@ -27,17 +30,19 @@ _MARGINS_INCHES = (0.5, 0.42, 0.1, 0.28)
 @dataclass(frozen=True, slots=True)
 class Series:
     """One line of a chart. x, y: (n,), already thinned. `faint` lies behind, `main` in front, `points` and
-    `more` are dots on a line, `level` and `limit` are dashed."""
+    `more` are dots on a line, `level` and `limit` are dashed. `run` and `run points` belong to the run of that `number`."""
 
     label: str
     x: NDArray[np.generic]
     y: NDArray[np.generic]
-    look: Literal["faint", "main", "points", "more", "level", "limit"] = "main"
+    look: Literal["faint", "main", "points", "more", "level", "limit", "run", "run points"] = "main"
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What to draw. `alt` says in words what the picture shows; marks are steps at which something happened."""
+    """What to draw. `alt` says in words what the picture shows; marks are steps at which something happened. `legend` off: the page has
+    the names elsewhere."""
 
     title: str
     alt: str
@@ -46,6 +51,7 @@ class Chart:
     faults: tuple[int, ...] = ()
     changes: tuple[int, ...] = ()
     wide: bool = False
+    legend: bool = True
 
 
 def draw(chart: Chart) -> Html:
@@ -88,7 +94,8 @@ def _svg(chart: Chart, shown: Sequence[Series], *, is_log: bool, wide: bool) -> 
             _plot(axes, series)
         _scale(axes, _values(shown), is_log=is_log)
         _marks(axes, chart)
-        _legend(axes, num_columns=6 if wide else 4)
+        if chart.legend:
+            _legend(axes, num_columns=6 if wide else 4)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     return _inline(buffer.getvalue())
@@ -117,10 +124,19 @@ def _plot(axes: "Axes", series: Series) -> None:
             line = "-" if series.look == "points" else ":"
             dots = f"o{line}" if series.x.size <= _MAX_DOTS else line
             axes.plot(series.x, series.y, dots, color=_COLOURS["second"], linewidth=0.9, markersize=2.5, label=series.label)
+        case "run" | "run points":
+            name, style = run_look(series.number)
+            dots = "o" if series.look == "run points" and series.x.size <= _MAX_DOTS else ""
+            axes.plot(series.x, series.y, f"{dots}{style}", color=_COLOURS[name], linewidth=1.3, markersize=2.8, label=series.label)
         case "level":
             axes.plot(series.x, series.y, "--", color=_COLOURS["second"], linewidth=1.2, label=series.label)
         case "limit":
             axes.plot(series.x, series.y, "--", color=_COLOURS["bad"], linewidth=1.1, label=series.label)
+
+
+def run_look(number: int) -> tuple[str, str]:
+    """(CSS variable of the colour, style of the line) of a run: other lines where the colours are used up."""
+    return RUN_COLOURS[number % len(RUN_COLOURS)], _RUN_STYLES[number // len(RUN_COLOURS) % len(_RUN_STYLES)]
 
 
 def _scale(axes: "Axes", values: NDArray[np.float64], *, is_log: bool) -> None:

@@ -178,6 +178,17 @@ def rolling_mean(values: NDArray[np.floating], window: int) -> NDArray[np.float6
         return (sums[high] - sums[low]) / (counts[high] - counts[low])
 
 
+def smoothed(values: NDArray[np.floating], most: int = 600) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Positions of at most `most` values, evenly spread, and the means around them over `smoothing_window`; (n,) -> (k,), (k,).
+
+    Positions around which nothing is finite are left out.
+    """
+    mean = rolling_mean(values, smoothing_window(values.size))
+    kept = np.unique(np.linspace(0, max(values.size - 1, 0), min(values.size, most)).astype(np.int64))
+    kept = kept[np.isfinite(mean[kept])] if values.size else kept
+    return kept, mean[kept]
+
+
 def figures_of(event: Evaluated) -> dict[str, SetFigures]:
     """The sets of an evaluation; an older one had the held-out rows alone, and its loss alone."""
     if event.sets:
@@ -212,3 +223,13 @@ def write_evaluation_metrics(folder: Path, evaluations: Sequence[Evaluated]) -> 
     finally:
         temporary.unlink(missing_ok=True)
     return folder / EVALUATIONS_NAME
+
+
+def read_evaluation_metrics(folder: Path) -> Columns:
+    """The columns that `write_evaluation_metrics` wrote. Nothing is unpickled.
+
+    Raises:
+        OSError: the file cannot be opened. ValueError, KeyError: it holds something else.
+    """
+    with open_regular(folder / EVALUATIONS_NAME) as file, np.load(file, allow_pickle=False) as stored:
+        return {name: stored[name] for name in ("step", "set", "loss", "perplexity", "token_accuracy")}

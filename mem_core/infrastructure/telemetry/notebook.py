@@ -14,6 +14,7 @@ def result_facts(result: RunResult) -> list[tuple[str, str]]:
     num_recovered = sum(fault.recovered_s is not None for fault in result.faults)
     budget = f" of {format_bytes(memory.budget_bytes)} ({memory.binding_limit})" if memory.budget_bytes else ""
     facts = [
+        ("forked from", _origin(result)),
         ("steps", f"{result.applied_steps:,} applied, {result.skipped_steps:,} skipped{_epochs(result)}"),
         (
             "loss",
@@ -38,6 +39,7 @@ def result_facts(result: RunResult) -> list[tuple[str, str]]:
         ("weights digest", result.weights_digest),
         ("message", result.message),
         ("export", (result.export.folder or f"none: {result.export.problem}") if result.export else ""),
+        *((f"figures: {name}", address) for name, address in result.logged_to.items()),
         ("report", result.report_url),
         ("run folder", result.run_folder),
     ]
@@ -75,6 +77,11 @@ def result_text(result: RunResult) -> str:
     faults = [f"    {fault.kind} at step {fault.step:,}: {_recovery(fault.recovered_s)}" for fault in result.faults[-5:]]
     newest = ["  last faults", *faults] if faults else []
     return "\n".join([f"run {result.run_id}: {result.status}", *rows, *newest])
+
+
+def _origin(result: RunResult) -> str:
+    origin = result.forked_from
+    return f"{origin.run_id} at step {origin.step:,}: {origin.changes()}" if origin is not None else ""
 
 
 def _epochs(result: RunResult) -> str:

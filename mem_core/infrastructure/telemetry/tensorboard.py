@@ -136,18 +136,19 @@ def _text(tag: str, text: str, step: int, now_s: float) -> "Event":
 
 def _scalars(columns: Columns, memory_limit_bytes: int, now_s: float) -> list["Event"]:
     """One event per kept step with every scalar of it; wall times are laid back from now by the time of the steps."""
-    series = _series(columns, memory_limit_bytes)
+    series = scalar_series(columns, memory_limit_bytes)
     step_s = columns["step_s"].astype(np.float64)
     walls = now_s - (np.cumsum(step_s[::-1])[::-1] - step_s)
     steps = columns["step"]
     events: list[Event] = []
-    for index in _kept(columns):
+    for index in kept_rows(columns):
         values = {tag: float(numbers[index]) for tag, numbers in series.items()}
         events.append(_scalar_event(values, int(steps[index]), float(walls[index])))
     return events
 
 
-def _series(columns: Columns, memory_limit_bytes: int) -> Columns:
+def scalar_series(columns: Columns, memory_limit_bytes: int) -> Columns:
+    """What is shown of a segment's columns, by tag: a value a step each."""
     seconds = np.maximum(columns["step_s"].astype(np.float64), 1e-9)
     series: Columns = {
         "train/loss": columns["loss"],
@@ -163,7 +164,7 @@ def _series(columns: Columns, memory_limit_bytes: int) -> Columns:
     return {**series, **limit}
 
 
-def _kept(columns: Columns) -> list[int]:
+def kept_rows(columns: Columns) -> list[int]:
     """Positions to write: evenly spread ones, the ends, and the extremes of what can spike."""
     num_rows = columns["step"].size
     if num_rows <= POINTS_PER_SEGMENT:

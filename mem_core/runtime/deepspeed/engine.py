@@ -26,6 +26,7 @@ from mem_core.runtime.models.build import recompute_activations
 from mem_core.runtime.ranks.place import RankPlace
 
 _FLOOR_WORDS = "loss scale already at minimum"  # DeepSpeed raises a bare Exception; its wording is all that tells
+_ASKED_OPTIONS = ("weight_decay", "betas", "eps")  # the learning rate is set before every step
 SAFE_CLASSES: list[Any] = [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]
 
 
@@ -241,6 +242,7 @@ class Engine:
         path, state = self.raw.load_checkpoint(str(folder.parent), tag=folder.name, load_lr_scheduler_states=False, custom_load_fn=take)
         if is_universal(folder):
             self._mend_universal(options)
+        self._keep_asked(options)
         batches = self.raw.global_steps + len(position.passed_batches)  # the engine counts what it was given
         if path is None or batches != position.batch_index:
             raise InternalError(
@@ -252,6 +254,11 @@ class Engine:
             )
         refuse_other_base(str((state or {}).get(BASE_KEY, "")), self.base_digest, source)
         self.apply(hyperparams)
+
+    def _keep_asked(self, options: list[dict[str, Any]]) -> None:
+        """A checkpoint brings the options that it was saved with; what counts is what is asked for, as in a fork that changed it."""
+        for group, own in zip(self.raw.optimizer.param_groups, options, strict=True):
+            group.update({name: own[name] for name in _ASKED_OPTIONS if name in own})
 
     def _take_trained(self, src: dict[str, torch.Tensor], dst: torch.nn.Module) -> None:
         """A module's weights from a checkpoint that holds only those which train; raises InternalError where one of them is missing."""

@@ -9,11 +9,10 @@ from pathlib import Path
 from mem_core.domain.checkpoint import CheckpointDraft, CheckpointVerdict, TrainingPosition
 from mem_core.domain.errors import NoValidCheckpoint, StoreUnavailable
 from mem_core.domain.events import Evaluated
-from mem_core.infrastructure.telemetry.metrics import figures_of, write_evaluation_metrics, write_segment_metrics
-from mem_core.infrastructure.telemetry.tensorboard import TensorBoardWriter
 from mem_core.runtime.checkpoint_manager.manager import CheckpointManager
 from mem_core.runtime.ranks.port import GroupFailed, RankGroup
 from mem_core.runtime.ranks.worker.protocol import SegmentDone
+from mem_core.runtime.session.results.result_log import ResultLog, files_alone
 
 SAVE_DEADLINE_S = 1_800.0
 
@@ -73,16 +72,17 @@ class CheckpointService:
         on_valid: Callable[[int, Path], None] = lambda step, folder: None,
         bring_back: Callable[[], bool] = lambda: False,
         on_resumed: Callable[[int, Path], None] = lambda step, folder: None,
+        results: ResultLog | None = None,
     ) -> None:
         """`on_valid` is told of each validated step and its folder, before rotation: the mirror. `bring_back` fetches what that has;
-        `on_resumed` is told what was read again and proven, for a mirror that lacks it."""
+        `on_resumed` is told what was read again and proven, for a mirror that lacks it. `results`: who takes the figures;
+        default the run's own files."""
         self.manager = manager
         self._on_resumed = on_resumed
         self._on_valid = on_valid
         self._bring_back = bring_back
-        self._run_folder = run_folder
         self._memory_limit_bytes = memory_limit_bytes
-        self._tensorboard = TensorBoardWriter(run_folder)
+        self.results = results or files_alone(run_folder, manager.note)
         self._pending: dict[int, PendingSave] = {}
         self._busy = threading.Lock()
 
@@ -127,12 +127,8 @@ class CheckpointService:
                 del self._pending[step]
 
     def write_evaluations(self, evaluations: Sequence[Evaluated]) -> None:
-        """Every evaluation that counts, ascending by step, into the metrics, and the last of them to TensorBoard."""
-        try:
-            write_evaluation_metrics(self._run_folder / "metrics", evaluations)
-            self._tensorboard.add_evaluation(evaluations[-1].step, figures_of(evaluations[-1]))
-        except OSError as exc:
-            self.manager.note(f"figures of held-out rows could not be written: {exc}")
+        """Every evaluation that counts, ascending by step."""
+        self.results.evaluations(evaluations)
 
     def wait_idle(self) -> None:
         """Return when no save is being completed: recovery must not race with a verdict."""
@@ -192,13 +188,8 @@ class CheckpointService:
 
     def _write_metrics(self, save: PendingSave) -> None:
         """Telemetry never stops training: what cannot be written is noted."""
-        if not save.done.columns or len(save.done.columns["step"]) == 0:
-            return
-        try:
-            write_segment_metrics(self._run_folder / "metrics", save.step, save.done.columns)
-            self._tensorboard.add_segment(save.done.columns, self._memory_limit_bytes)
-        except OSError as exc:
-            self.manager.note(f"metrics of step {save.step} could not be written: {exc}")
+        if save.done.columns and len(save.done.columns["step"]):
+            self.results.segment(save.step, save.done.columns, self._memory_limit_bytes)
 
 
 def resume_position(

@@ -16,6 +16,8 @@ from mem_core.runtime.session.attempt import Attempt
 from mem_core.runtime.session.remote_service import RemoteService
 from mem_core.runtime.session.segment_service import SegmentService
 
+_LONGEST_TEXT = 1_000
+
 
 @dataclass
 class Ending:
@@ -38,6 +40,7 @@ class Ending:
             self.segments.watch.logs.remove_empty()
             remove_live(self.attempt.state.folder)
             self.segments.checkpoints.manager.close()
+            self._tell_loggers(error)
             if self.remote is not None:
                 self.remote.finish()  # before the ending is written, which says how far the copies are
             self._journal(error)
@@ -48,6 +51,18 @@ class Ending:
             self.attempt.state.release()
             self.attempt.progress.close()
         return self.result()
+
+    def _tell_loggers(self, error: BaseException | None) -> None:
+        """Before the ending is written, which must not come to stand before what they say."""
+        result, ended = self.result(), ended_by(error)
+        texts = {
+            "mem.status": ended.status,
+            "mem.message": ended.message[:_LONGEST_TEXT],
+            "mem.steps": str(result.applied_steps),
+            "mem.trajectory_digest": result.trajectory_digest,
+            "mem.weights_digest": result.weights_digest,
+        }
+        self.segments.checkpoints.results.end(ended.status, {name: text for name, text in texts.items() if text})
 
     def _journal(self, error: BaseException | None) -> None:
         state = self.attempt.state

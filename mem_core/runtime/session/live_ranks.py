@@ -7,7 +7,6 @@ from mem_core.core.run.belonging import CheckpointWords
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.events import CheckpointJudged, Resumed
 from mem_core.domain.segment import SegmentFailure
-from mem_core.infrastructure.telemetry.metrics import discard_metrics_after
 from mem_core.runtime.ranks.port import GroupFailed, RankGroup, Ranks, Watch
 from mem_core.runtime.ranks.worker.protocol import ReplayEvidence, WorkerSpec
 from mem_core.runtime.session.attempt import Attempt
@@ -148,7 +147,7 @@ class LiveRanks:
         self.parameters = ready.parameters
         self.standing.position = position
         self._set_aside_what_did_not_load(position.applied_steps)
-        self._drop_lost_metrics(position.applied_steps)
+        self.checkpoints.results.rewind(position.applied_steps)  # rows of steps that are done again would stand twice
         return self._group
 
     # -- checkpoints that cannot be loaded ------------------------------------------------------------------------------
@@ -175,13 +174,6 @@ class LiveRanks:
         self._passed_over.clear()
 
     # -------------------------------------------------------------------------------------------------------------------
-
-    def _drop_lost_metrics(self, step: int) -> None:
-        """Rows of steps that are done again would otherwise stand twice in the plots."""
-        try:
-            discard_metrics_after(self.attempt.state.folder / "metrics", step)
-        except OSError as exc:
-            self.attempt.progress.note(f"old metrics could not be removed: {exc}")
 
     @property
     def group(self) -> RankGroup | None:

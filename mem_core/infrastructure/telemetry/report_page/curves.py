@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mem_core.infrastructure.telemetry.charts import Chart, Series, describe
-from mem_core.infrastructure.telemetry.metrics import figures_of, rolling_mean, smoothing_window, spike_indices
+from mem_core.infrastructure.telemetry.metrics import figures_of, rolling_mean, smoothed, smoothing_window, spike_indices
 from mem_core.infrastructure.telemetry.report_page.data import ReportData, request_number
 
 _SMOOTH_POINTS = 600
@@ -45,11 +45,8 @@ def _raw(data: ReportData, values: NDArray[np.float64], label: str, *, faint: bo
 
 
 def _smooth(data: ReportData, values: NDArray[np.float64]) -> Series:
-    window = smoothing_window(values.size)
-    mean = rolling_mean(values, window)
-    kept = np.unique(np.linspace(0, max(values.size - 1, 0), min(values.size, _SMOOTH_POINTS)).astype(np.int64))
-    kept = kept[np.isfinite(mean[kept])] if values.size else kept
-    return Series(f"mean of {window}", data.steps[kept], mean[kept])
+    kept, means = smoothed(values, _SMOOTH_POINTS)
+    return Series(f"mean of {smoothing_window(values.size)}", data.steps[kept], means)
 
 
 def _level(data: ReportData, value: float | None, label: str) -> tuple[Series, ...]:

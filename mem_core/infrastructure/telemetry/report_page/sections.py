@@ -230,6 +230,7 @@ def identity_section(data: ReportData) -> Html:
     facts = {
         "trajectory digest": result.trajectory_digest,
         "weights digest": result.weights_digest,
+        **{f"figures: {name}": address for name, address in result.logged_to.items()},
         **_flat({name: value for name, value in data.facts.items() if name not in ("versions", "run_id")}),
         **{f"version of {name}": words for name, words in _versions(data).items()},
     }

@@ -57,8 +57,15 @@ def headline(data: ReportData) -> str:
         "failed": f"Failed after {steps} with exit code {result.exit_code}",
         "running": f"{steps} so far; last sign of life {shown_time(timeline.last_unix_s)}",
     }[result.status]
-    sentences = [beginning, _loss_words(data), _fault_words(result)]
+    sentences = [beginning, _origin_words(result), _loss_words(data), _fault_words(result)]
     return ". ".join(part for part in (*sentences, result.message.rstrip(".")) if part) + "."
+
+
+def _origin_words(result: RunResult) -> str:
+    """The curves up to there are those of the origin."""
+    origin = result.forked_from
+    words = f"{origin.words()} ({origin.changes()}); up to there the curves are the origin's" if origin is not None else ""
+    return words[:1].upper() + words[1:]
 
 
 def _epochs(epochs: float) -> str:

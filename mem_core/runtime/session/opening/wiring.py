@@ -29,6 +29,7 @@ from mem_core.runtime.session.opening.prepare_service import with_model_at_hand
 from mem_core.runtime.session.opening.stages import Held
 from mem_core.runtime.session.results.evaluation_service import EvaluationService
 from mem_core.runtime.session.results.export_service import ExportService
+from mem_core.runtime.session.results.result_log import ResultLog, result_log
 from mem_core.runtime.session.run_session import RunSession, folded_limits
 from mem_core.runtime.session.segment_service import SegmentService
 from mem_core.runtime.session.segment_watch import SegmentWatch
@@ -48,7 +49,7 @@ def wire(held: Held, ranks: Ranks, request: RuntimeRequest, rows: PreparedRows, 
     book = _book(held.state)
     manager = _manager(held, request, validator, record, book.held if request.evaluation.keep_best else frozenset)
     limit_bytes = next((budget.budget_bytes for budget in environment.memory if budget.kind == "host"), 0)
-    checkpoints = _checkpoints(held, manager, limit_bytes)
+    checkpoints = _checkpoints(held, manager, limit_bytes, result_log(attempt, held.order.settings))
     spec = _worker_spec(held, with_model_at_hand(request, held.order.settings), rows, record)
     skips = SkipList(spec, held.state)
     if record != held.state.record():
@@ -122,12 +123,12 @@ def _words(state: StateManager) -> CheckpointWords:
     return words
 
 
-def _checkpoints(held: Held, manager: CheckpointManager, limit_bytes: int) -> CheckpointService:
+def _checkpoints(held: Held, manager: CheckpointManager, limit_bytes: int, results: ResultLog) -> CheckpointService:
     remote = held.remote
     if remote is None:
-        return CheckpointService(manager, held.state.folder, limit_bytes)
+        return CheckpointService(manager, held.state.folder, limit_bytes, results=results)
     bring_back = lambda: remote.catch_up(manager) is not None  # noqa: E731
-    return CheckpointService(manager, held.state.folder, limit_bytes, remote.submit, bring_back, remote.offer)
+    return CheckpointService(manager, held.state.folder, limit_bytes, remote.submit, bring_back, remote.offer, results)
 
 
 def _reshard(held: Held, ranks: Ranks, manager: CheckpointManager, spec: WorkerSpec, record: RunRecord, skips: SkipList) -> None:
