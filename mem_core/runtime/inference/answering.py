@@ -19,7 +19,7 @@ class _Beat(LogitsProcessor):
     def __init__(self, beat: Callable[[], None]) -> None:
         self._beat = beat
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         del input_ids
         self._beat()
         return scores

@@ -17,7 +17,7 @@ class SeededChoice(LogitsProcessor):
     def __init__(self, seed: int, rows: tuple[int, ...], prompt_length: int) -> None:
         self._seed, self._rows, self._prompt_length = seed, rows, prompt_length
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """As transformers calls it for each new token. `input_ids` [rows, tokens so far]."""
         position = input_ids.shape[1] - self._prompt_length
         sums = scores.double().softmax(dim=-1).cumsum(dim=-1)
@@ -25,7 +25,7 @@ class SeededChoice(LogitsProcessor):
         at = torch.tensor(draws, dtype=torch.float64, device=scores.device) * sums[:, -1:]
         chosen = torch.searchsorted(sums, at, right=True).clamp(max=scores.shape[1] - 1)
         left = torch.full_like(scores, -torch.inf)
-        return left.scatter(1, chosen, 0.0)  # type: ignore[return-value]
+        return left.scatter(1, chosen, 0.0)
 
 
 def processors(sampling: Sampling, rows: tuple[int, ...], prompt_length: int) -> LogitsProcessorList:

@@ -5,6 +5,7 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from mem_core.core.inference.recorded import Recorded, changes
 from mem_core.domain.errors import RequestError
@@ -33,7 +34,8 @@ def summary_path(output: Path) -> Path:
 
 def write_output(work: WorkFolder, rows: PromptRows, order: GenerateOrder, record: Recorded) -> GenerationResult:
     """Join rows and answers in the work folder; `finish` puts them in place. Raises OSError."""
-    digest, counts = hashlib.sha256(), {"rows": 0, "prompt_tokens": 0, "completion_tokens": 0, "stopped": 0, "cut": 0}
+    counts: dict[str, Any] = {"rows": 0, "prompt_tokens": 0, "completion_tokens": 0, "stopped": 0, "cut": 0}
+    digest = hashlib.sha256()
     completion, prompt_tokens, completion_tokens, finish_reason = rows.added
     with work.open_output() as file:
         for (_, row), answer in zip(rows.rows(), work.answers(range(len(record.rows))), strict=True):

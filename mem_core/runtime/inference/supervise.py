@@ -144,14 +144,15 @@ class _Supervision:
         if not died.memory and not died.killed:
             raise InternalError(f"the answering process {died.words()}\n", remedy="Report this with the lines above.")
         for_memory = died.memory or self.deaths >= MOST_DEATHS
-        if pending is not None and for_memory and len(pending.rows) > 1:
+        num_rows = len(pending.rows) if pending is not None else 0
+        if pending is not None and for_memory and num_rows > 1:
             why = f"the process was {died.how}"
             self.work.record(DidNotFit(batch=pending.batch, why=why))
-            self.progress.note(f"{why} at {len(pending.rows)} rows of {pending.longest:,} tokens; fewer are answered together")
+            self.progress.note(f"{why} at {num_rows} rows of {pending.longest:,} tokens; fewer are answered together")
             self.deaths = 0
             return
         if pending is not None and died.memory:
-            raise too_large_alone(pending.rows[0], pending.longest, self.order, f"the process was {died.how}")
+            raise too_large_alone(min(pending.rows), pending.longest, self.order, f"the process was {died.how}")
         if self.deaths >= MOST_DEATHS:
             raise EnvironmentUnfit(
                 f"the answering process was {died.how} {self.deaths} times without an answer between",
