@@ -30,6 +30,8 @@ class Answering:
 
     def __init__(self, model: OpenModel, sampling: Sampling, beat: Callable[[], None]) -> None:
         self._module: Any = model.module
+        self.shape = model.shape
+        self.text = model.encoder.answer
         self._sampling, self._beat = sampling, _Beat(beat)
         self._stop = frozenset(model.stop_tokens)
         self._pad = pad_token_for(model.module, model.encoder.pad_token_id)

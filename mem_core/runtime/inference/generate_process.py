@@ -9,17 +9,17 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from mem_core.core.inference.composition import Sizing, longest_first
+from mem_core.core.inference.composition import ModelShape, Sizing, longest_first
 from mem_core.core.inference.recorded import Composed, DidNotFit, Recorded
 from mem_core.domain.errors import DataError, MemoryExhausted, StoreUnavailable
-from mem_core.domain.results.generation import GenerateOrder
+from mem_core.domain.results.generation import FinishReason, GenerateOrder
 from mem_core.infrastructure.machine.memory_probe import MemoryProbe
 from mem_core.runtime.data.child import Say, answer_parent
 from mem_core.runtime.data.encoding.joining import Tokens
 from mem_core.runtime.inference.answering import Answering
-from mem_core.runtime.inference.opening import OpenModel, device_kind, open_model
+from mem_core.runtime.inference.opening import device_kind, open_model
 from mem_core.runtime.inference.output import write_output
 from mem_core.runtime.inference.prompt_rows import PromptRows
 from mem_core.runtime.inference.supervise import GenerateJob, too_large_alone
@@ -53,22 +53,38 @@ class Teller:
             self.tell()
 
 
+class Answers(Protocol):
+    """A model at work on one order, as `answering.Answering` is."""
+
+    @property
+    def shape(self) -> ModelShape:
+        """What decides the memory of a batch."""
+        ...
+
+    def answers(self, rows: Sequence[int], prompts: Sequence[Tokens]) -> list[tuple[list[int], FinishReason, int]]:
+        """Of each row the tokens of its answer, how it ended, and how many were made."""
+        ...
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """An answer as text."""
+        ...
+
+
 @dataclass
 class Generation:
     """One order at work, of prompts whose ids are known."""
 
     order: GenerateOrder
     work: WorkFolder
-    model: OpenModel
+    answering: Answers
     prompts: Sequence[Tokens]
     device: LocalDevice
     teller: Teller
 
     def __post_init__(self) -> None:
         new_tokens = self.order.sampling.max_new_tokens
-        self._answering = Answering(self.model, self.order.sampling, self.teller.beat)
         self._lengths = [prompt.size for prompt in self.prompts]
-        self._sizing = Sizing(self.order.batch_rows, new_tokens, self.model.shape.estimate(new_tokens))
+        self._sizing = Sizing(self.order.batch_rows, new_tokens, self.answering.shape.estimate(new_tokens))
         self._probe = self.teller.probe
         self._base_bytes = self._probe.usage().used_bytes
         self._tokens = 0
@@ -109,7 +125,7 @@ class Generation:
             self.device.release_free_memory()
             self._probe.reset_peak()
         try:
-            found = self._answering.answers(batch.rows, [self.prompts[row] for row in batch.rows])
+            found = self.answering.answers(batch.rows, [self.prompts[row] for row in batch.rows])
         except Exception as exc:
             if memory_kind(exc) is None:
                 raise
@@ -123,7 +139,7 @@ class Generation:
         return True
 
     def _answer(self, row: int, tokens: list[int], reason: Any, made: int) -> Answer:
-        text = self.model.encoder.answer(tokens)
+        text = self.answering.text(tokens)
         return Answer(row=row, completion=text, prompt_tokens=self._lengths[row], tokens=made, finish_reason=reason)
 
     def _did_not_fit(self, batch: Composed, exc: Exception) -> None:
@@ -161,7 +177,7 @@ def checked(prompts: Sequence[Tokens], new_tokens: int, max_positions: int | Non
 def _work(line: bytes, say: Say) -> dict[str, Any]:
     job = GenerateJob.model_validate_json(line)
     try:
-        return _generated(job.order, say)
+        return generated(job.order, say)
     except OSError as exc:
         if memory_kind(exc) is not None:
             raise _no_room(exc) from exc
@@ -181,7 +197,8 @@ def _no_room(exc: Exception) -> MemoryExhausted:
     )  # fmt: skip
 
 
-def _generated(order: GenerateOrder, say: Say) -> dict[str, Any]:
+def generated(order: GenerateOrder, say: Say) -> dict[str, Any]:
+    """Answer every row that has no answer and write the output; the work folder is held by whoever calls."""
     work, rows = WorkFolder(Path(order.output)), PromptRows(Path(order.prompts), order.prompt_field, order.prefix)
     kind = device_kind(order.device)
     device: LocalDevice = CpuDevice() if kind == "cpu" else CudaDevice(0)
@@ -194,7 +211,8 @@ def _generated(order: GenerateOrder, say: Say) -> dict[str, Any]:
         raise DataError("there are no prompts", field="--prompts", value=order.prompts, remedy="Give a file with at least one row.")
     checked(prompts, order.sampling.max_new_tokens, model.facts.max_positions, model.facts.vocab_size)
     teller.tell(rows=len(prompts), device=kind, dtype=model.dtype)
-    record = Generation(order, work, model, prompts, device, teller).run()
+    answering = Answering(model, order.sampling, teller.beat)
+    record = Generation(order, work, answering, prompts, device, teller).run()
     teller.tell(phase="writing")
     result = write_output(work, rows, order, record)
     return result.model_dump(mode="json")
