@@ -148,7 +148,7 @@ def test_under_an_address_space_that_only_small_batches_survive_every_row_is_ans
     with work.held():
         work.begin(identity_of(order))
     job = GenerateJob(order=order, parent_pid=os.getpid()).model_dump_json()
-    done = _with_input([sys.executable, "-P", "-c", LIMITED, str(60 << 20)], job)
+    done = _with_input([sys.executable, "-P", "-c", LIMITED, str(250 << 20)], job)
     answer = json.loads(done.splitlines()[-1])
     assert "answer" in answer, answer
     assert answer["answer"]["rows"] == 60

@@ -73,9 +73,8 @@ def _request(found: Found, data: str, overrides: list[str]) -> RuntimeRequest:
         positions = describe_model(source).max_positions or LONGEST_DEFAULT
         given: dict[str, Any] = {"run_id": "evaluate", "data": {"sequence_length": min(LONGEST_DEFAULT, positions)}}
     else:
-        record = found.record.request
-        parallel = record.parallel.model_copy(update={"num_ranks": 1, "zero_stage": 0})
-        given = {**record.model_copy(update={"parallel": parallel}).model_dump(mode="json", exclude_unset=True)}
+        sections = ("run_id", "data", "model", "training")  # what else a run asks says nothing of its rows
+        given = found.record.request.model_dump(mode="json", include=set(sections), exclude_unset=True)
     values = apply_overrides(given, overrides)
     values["data"] = {**values.get("data", {}), "train": [data], "validation": None}
     return parse_request(values)

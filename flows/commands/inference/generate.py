@@ -1,7 +1,9 @@
 """`mem generate`: answers to a file of prompts, each exactly once, whatever kills it meanwhile."""
 
+import json
 import sys
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,11 @@ from flows.commands.inference.sources import budget_of, find_model
 from mem_core.domain.errors import RequestError
 from mem_core.domain.results.generation import GenerateOrder, GenerationResult
 from mem_core.infrastructure.settings import Settings
-from mem_core.infrastructure.storage.reading import local_name
+from mem_core.infrastructure.storage.reading import local_name, open_regular
 from mem_core.infrastructure.telemetry.progress import Progress, ProgressDisplay
 from mem_core.runtime.inference.supervise import generate as generate_answers
 
+SHOWN_CHARS = 200
 _SAMPLING = ("max_new_tokens", "temperature", "top_p", "seed")
 _OTHERS = ("prompt_field", "prefix", "dtype", "device", "batch_rows")
 
@@ -62,3 +65,22 @@ def order_of(model: str, options: Mapping[str, Any]) -> GenerateOrder:
         )  # fmt: skip
     except ValidationError as exc:
         raise request_error(exc, GenerateOrder) from exc
+
+
+def first_answers(result: GenerationResult, num_rows: int) -> list[tuple[int, str, str, str]]:
+    """(row, end of its prompt, answer, how it ended) of the first rows of a finished file, cut to what can be shown.
+
+    Raises:
+        OSError: the file is gone.
+    """
+    with open_regular(result.output) as file:
+        rows: list[dict[str, Any]] = [json.loads(line) for line in islice(file, num_rows)]
+    return [(number, *_shown(row)) for number, row in enumerate(rows)]
+
+
+def _shown(row: dict[str, Any]) -> tuple[str, str, str]:
+    """Added fields come last, whatever prefix their names have."""
+    *own, completion, _, _, reason = row.values()
+    asked = next((value for value in own if isinstance(value, str) and value.strip()), None)
+    asked = json.dumps(own, ensure_ascii=False) if asked is None else asked
+    return asked[-SHOWN_CHARS:], str(completion)[:SHOWN_CHARS], str(reason)
