@@ -13,6 +13,7 @@ _FLOWS = {
     "doctor": "flows.doctor_flow",
     "chaos_drill": "flows.chaos_drill_flow",
     "restart": "flows.restart_flow",
+    "generate": "flows.generate_flow",
 }
 
 
@@ -22,4 +23,4 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["chaos_drill", "doctor", "endurance", "finetune", "restart", "restore_drill"]
+__all__ = ["chaos_drill", "doctor", "endurance", "finetune", "generate", "restart", "restore_drill"]

@@ -89,6 +89,14 @@ def run_verb(arguments: argparse.Namespace) -> int:
 
             folder, wanted = run_folder(arguments.run, arguments.store), Wanted(arguments.step, arguments.best, arguments.merge)
             return export_run(folder, wanted, arguments.dtype, arguments.output, arguments.json)
+        case "generate":
+            from flows.commands.inference.generate import generate
+
+            return generate(arguments.model, arguments.store, vars(arguments), arguments.json)
+        case "evaluate":
+            from flows.commands.inference.evaluate import evaluate
+
+            return evaluate(arguments.model, arguments.data, arguments.store, vars(arguments), arguments.json)
         case "policy":
             return _policy(arguments)
         case "fork":

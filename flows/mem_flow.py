@@ -9,7 +9,7 @@ from prefect import Flow
 from prefect.exceptions import CancelledRun, ParameterTypeError
 from pydantic import BaseModel, ValidationError, create_model
 
-from flows.forms import form_of, sections_of, without_unset
+from flows.prefect_view.forms import form_of, sections_of, without_unset
 from mem_core.domain.errors import InternalError, Interrupted, MemError, RequestError
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult

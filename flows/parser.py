@@ -30,6 +30,7 @@ def build_parser() -> argparse.ArgumentParser:
     stop.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="how long to wait for it")
     _checkpoint_verbs(verbs)
     _export_verb(verbs)
+    _inference_verbs(verbs)
     _policy_verbs(verbs)
     _serve_verb(verbs)
     _start_verbs(verbs)
@@ -126,6 +127,36 @@ def _export_verb(verbs: "Verbs") -> None:
     export.add_argument("--merge", action="store_true", help="adapters: the whole model with them in it, to RUN/export/step-N-merged")
     export.add_argument("--dtype", choices=formats, default="auto", help="number format; auto is that of the source")
     export.add_argument("--output", type=Path, default=None, metavar="FOLDER", help="default RUN/export, or RUN/export/step-N for one step")
+
+
+def _inference_verbs(verbs: "Verbs") -> None:
+    generate = _model_verb(verbs, "generate", "answer a file of prompts, each row once; the same command again goes on")
+    generate.add_argument("--prompts", required=True, metavar="FILE", help="JSONL: a prompt or messages a row")
+    generate.add_argument("--output", required=True, metavar="FILE", help="JSONL: each row with its answer, in the same order")
+    generate.add_argument("--max-new-tokens", type=int, metavar="N", help="tokens of an answer at most (default 128)")
+    generate.add_argument("--temperature", type=float, metavar="T", help="0 takes the likeliest token (default), more draws")
+    generate.add_argument("--top-p", type=float, metavar="P", help="draw among the likeliest tokens of this share (default 1)")
+    generate.add_argument("--seed", type=int, metavar="N", help="what draws are made from, with row and position (default 0)")
+    generate.add_argument("--batch-rows", type=int, metavar="N", help="rows that are answered together, at most (default 64)")
+    generate.add_argument("--prompt-field", metavar="NAME", help="field with the prompt; recognised where it is left out")
+    generate.add_argument("--prefix", metavar="TEXT", help="put before the names of the fields that are added")
+    text = "loss, perplexity and token accuracy of a data file, as a run's own evaluations"
+    evaluate = _model_verb(verbs, "evaluate", text)
+    evaluate.add_argument("data", metavar="DATA", help="file, folder, glob or URL with text or rows")
+    words = "how rows are read, such as data.text_field=body; a run's own settings otherwise"
+    evaluate.add_argument("--set", action="append", default=[], metavar="data.KEY=VALUE", dest="overrides", help=words)
+
+
+def _model_verb(verbs: "Verbs", name: str, text: str) -> argparse.ArgumentParser:
+    verb = verbs.add_parser(name, help=text, description=text)
+    words = "model or adapter folder, URL, preset:NAME; or RUN, RUN@best, RUN@STEP (run id with --store, or path)"
+    verb.add_argument("model", metavar="MODEL_OR_RUN", help=words)
+    verb.add_argument("--store", default="./runs", help="folder that holds run folders")
+    verb.add_argument("--memory", metavar="SIZE", help="own memory budget, such as 6GiB; default what the machine allows")
+    verb.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto", help="number format; auto: as trained")
+    verb.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a CUDA device where there is one")
+    verb.add_argument("--json", action="store_true", help=JSON_HELP)
+    return verb
 
 
 def _policy_verbs(verbs: "Verbs") -> None:

@@ -99,6 +99,23 @@ def _best_step(folder: Path) -> int:
 
 
 def _export(folder: Path, step: int, output: Path, form: Form, as_json: bool, settings: Settings) -> int:
+    target = output.absolute()
+    mark = export_step(folder, step, target, form, settings)
+    print(f"step {step:,} exported to {target} ({mark.dtype})", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"step": step, "folder": str(target), "weights_digest": mark.weights_digest, "dtype": mark.dtype}))
+    return 0
+
+
+def wanted_step(folder: Path, wanted: Wanted, settings: Settings) -> tuple[int, str]:
+    """The step of a valid checkpoint, and the digest of its weights. Raises RequestError, NoValidCheckpoint: there is none such."""
+    catalog = Catalog(OsDisk(), folder, folder.name, signature_key(settings))
+    step = _choose(catalog, _best_step(folder) if wanted.best else wanted.step)
+    return step, catalog.read(step).manifest.weights_digest
+
+
+def export_step(folder: Path, step: int, output: Path, form: Form, settings: Settings) -> ExportMark:
+    """Write the model folder of a step. Says nothing; raises as `export_checkpoint`."""
     key = signature_key(settings)
     source, target = folder / "checkpoints" / checkpoint_name(step), output.absolute()
     _refuse_stranger(folder, step, key)
@@ -118,11 +135,7 @@ def _export(folder: Path, step: int, output: Path, form: Form, as_json: bool, se
         raise RequestError(f"the export was refused: {done.stderr.strip()[-800:]}", remedy="Mend what it names.")
     if done.returncode != 0:
         raise NoValidCheckpoint(f"the export failed: {done.stderr.strip()[-800:]}", remedy="Try another --step, or mem checkpoints verify.")
-    mark = ExportMark.model_validate_json(done.stdout.splitlines()[-1])
-    print(f"step {step:,} exported to {target} ({mark.dtype})", file=sys.stderr)
-    if as_json:
-        print(json.dumps({"step": step, "folder": str(target), "weights_digest": mark.weights_digest, "dtype": mark.dtype}))
-    return 0
+    return ExportMark.model_validate_json(done.stdout.splitlines()[-1])
 
 
 def _refuse_stranger(folder: Path, step: int, key: bytes | None) -> None:

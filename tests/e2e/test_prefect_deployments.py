@@ -12,11 +12,11 @@ from process_tree import alive
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(2_400)]
 FILE = Path(__file__).parents[2] / "deployments" / "prefect.yaml"
-TRIED = {"endurance", "finetune", "chaos-drill", "restore-drill", "doctor", "restart"}  # restart: test_prefect_workers
+TRIED = {"endurance", "finetune", "chaos-drill", "restore-drill", "doctor", "restart", "generate"}  # restart: test_prefect_workers
 
 
 def test_every_shipped_deployment_is_tried_here() -> None:
-    """A seventh one needs a test of its own."""
+    """An eighth one needs a test of its own."""
     assert {entry["name"] for entry in yaml.safe_load(FILE.read_text())["deployments"]} == TRIED
 
 
@@ -75,6 +75,22 @@ def test_doctor_examines_and_says_so(site: Site) -> None:
     request = {"run_id": "examined", "store": str(site.store), "device": "cpu"}
     flow_run = completed(site, site.run_deployment("doctor/doctor", request=request))
     assert "# Doctor" in site.artifacts(flow_run["id"])["mem-doctor"]["data"]
+
+
+def test_generate_answers_each_row_and_finds_what_is_finished(site: Site, trained: str) -> None:
+    """The run's newest checkpoint, by its id in the store; the page shows the first rows."""
+    prompts, output = site.store.parent / "prompts.jsonl", site.store.parent / "answers.jsonl"
+    prompts.write_text("".join(f"{json.dumps({'id': number, 'prompt': 'def ' * number})}\n" for number in range(1, 5)))
+    parameters = {
+        "model": trained, "store": str(site.store), "prompts": str(prompts), "output": str(output), "max_new_tokens": 8, "device": "cpu",
+    }  # fmt: skip
+    flow_run = completed(site, site.run_deployment("generate/generate", **parameters))
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [(line["id"], line["completion_tokens"] <= 8) for line in lines] == [(number, True) for number in range(1, 5)]
+    assert "4 answers in" in site.artifacts(flow_run["id"])["mem-generate"]["data"]
+    before = output.stat().st_mtime_ns
+    completed(site, site.run_deployment("generate/generate", **parameters))
+    assert output.stat().st_mtime_ns == before
 
 
 def test_chaos_drill_strikes_and_compares(site: Site) -> None:

@@ -15,7 +15,7 @@ from source_tree import INSTALLED, ROOT, modules, python_files, tracked_files, t
 import mem_core.domain.errors as errors
 import mem_core.domain.request as request
 
-FLOWS = ("endurance", "finetune", "restart", "restore_drill", "doctor", "chaos_drill")
+FLOWS = ("endurance", "finetune", "restart", "restore_drill", "doctor", "chaos_drill", "generate")
 ERRORS = {
     "MemError": None, "RequestError": 64, "DataError": 66, "EnvironmentUnfit": 69, "InternalError": 70, "StoreUnavailable": 73,
     "NoValidCheckpoint": 74, "Interrupted": 75, "RunHeld": 76, "MemoryExhausted": 78, "NoProgress": 79, "PolicyRefused": 80,

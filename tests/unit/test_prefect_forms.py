@@ -13,12 +13,13 @@ from flows.doctor_flow import doctor
 from flows.endurance_flow import endurance
 from flows.finetune_flow import finetune
 from flows.flow_request import FirstFields, name_beside, run_id_in, settled_request
+from flows.generate_flow import generate
 from flows.restore_drill_flow import restore_drill
 from flows.server.serve import DEPLOYMENTS_FILE, load_flow, read_deployments, to_deployment
 from mem_core.domain.errors import RequestError
 from mem_core.domain.request import RuntimeRequest
 
-FLOWS = [endurance, finetune, chaos_drill, restore_drill, doctor]
+FLOWS = [endurance, finetune, chaos_drill, restore_drill, doctor, generate]
 SHORT = ["Run id", "Model", "Data", "Max steps", "Global batch size", "Learning rate"]
 BASE = {"run_id": "a", "store": "/runs"}
 

@@ -24,7 +24,7 @@ _BAR_WIDTH = 14
 
 @dataclass(frozen=True, slots=True)
 class ProgressView:
-    """Where training is. `memory_limit_bytes` 0 means no limit is known; None means not known yet."""
+    """Where training is, or other work that is counted (`unit`). `memory_limit_bytes` 0: no limit is known; None: not known yet."""
 
     step: int
     total_steps: int
@@ -39,6 +39,7 @@ class ProgressView:
     phase: str = ""
     steps_per_epoch: float | None = None
     validation_loss: float | None = None
+    unit: str = "step"
 
     @property
     def epochs(self) -> float | None:
@@ -236,7 +237,7 @@ def describe(view: View, eta_s: float | None = None) -> str:
 def _describe_training(view: ProgressView, eta_s: float | None) -> str:
     """The most wanted parts first, since a narrow terminal cuts the end."""
     parts = (
-        f"step {view.step:,}/{view.total_steps:,} {fraction(view):.1%}",
+        f"{view.unit} {view.step:,}/{view.total_steps:,} {fraction(view):.1%}",
         epoch_words(view),
         view.phase,
         f"eta {format_seconds(eta_s)}" if eta_s is not None else "",

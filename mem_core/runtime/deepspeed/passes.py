@@ -1,7 +1,7 @@
 """Forward and backward passes of one rank over its micro-batches. Knows sizes and phases, so that a failure can be named."""
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -10,8 +10,10 @@ from mem_core.core.memory.ladder import MicroBatch
 from mem_core.domain.segment import NonFinite, OutOfMemory
 from mem_core.runtime.data.serving.dataset import TokenDataset
 from mem_core.runtime.data.serving.splits import padded_length
-from mem_core.runtime.deepspeed.engine import Engine
 from mem_core.runtime.deepspeed.objective import IGNORED_LABEL, Objective, SummedLoss, labels_of
+
+if TYPE_CHECKING:  # whoever only scores rows has a forward pass of its own, and need not wait for deepspeed
+    from mem_core.runtime.deepspeed.engine import Engine
 
 
 class NonFiniteStep(ArithmeticError):
@@ -33,7 +35,7 @@ class OutOfMemoryStep(MemoryError):
 class Passes:
     """`phase` and `micro_batch` say what the rank is in, for evidence."""
 
-    def __init__(self, engine: Engine, data: TokenDataset, device: torch.device, sequence_length: int, objective: Objective) -> None:
+    def __init__(self, engine: "Engine", data: TokenDataset, device: torch.device, sequence_length: int, objective: Objective) -> None:
         self._engine = engine
         self._data = data
         self._device = device

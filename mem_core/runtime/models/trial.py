@@ -46,7 +46,7 @@ def try_model(trial: Trial) -> None:
     facts = describe_model(source, cache_dir)
     folder = local_model_folder(source, cache_dir)
     load_tokenizer(source, cache_dir)
-    _try_generation(folder, source)
+    generation_settings(folder, source)
     for path in weight_files(folder, source):
         _refuse_other_than_numbers(path, source)
     if facts.stored_bytes <= BUILT_WHOLE_BYTES:
@@ -55,14 +55,19 @@ def try_model(trial: Trial) -> None:
         build_skeleton(source, cache_dir)
 
 
-def _try_generation(folder: Path, source: str) -> None:
-    """Not used in training, and read by everything that is made with the exported model."""
+def generation_settings(folder: Path, source: str) -> Any:
+    """What generation_config.json says, as transformers reads it; None where the folder has none. Not used in training, and read by
+    everything that is made with the exported model.
+
+    Raises:
+        RequestError: it cannot be used.
+    """
     from transformers import GenerationConfig
 
     if not (folder / _GENERATION_NAME).exists():
-        return
+        return None
     try:
-        GenerationConfig.from_pretrained(str(folder), local_files_only=True)
+        return GenerationConfig.from_pretrained(str(folder), local_files_only=True)
     except Exception as exc:  # whatever the library makes of other people's files
         words = " ".join(str(exc).split())[:300]
         raise refused(f"{_GENERATION_NAME} cannot be used: {type(exc).__name__}: {words}", source, "Mend or remove that file") from exc

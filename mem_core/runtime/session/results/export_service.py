@@ -31,7 +31,11 @@ def is_wanted(request: RuntimeRequest) -> bool:
 
 def standing_export(run_folder: Path, step: int, weights_digest: str) -> ExportMark | None:
     """The mark of the export of just these weights, every file of it there; None where it is to be made (again)."""
-    folder = run_folder / EXPORT_FOLDER
+    return standing_in(run_folder / EXPORT_FOLDER, step, weights_digest)
+
+
+def standing_in(folder: Path, step: int, weights_digest: str) -> ExportMark | None:
+    """The same for any folder that an export may have been made in."""
     try:
         mark = ExportMark.model_validate_json(read_regular_text(folder / MARK_NAME, RECORD_LIMIT_BYTES))
         whole = all(os.path.getsize(folder / name) == size for name, size in mark.files.items())
