@@ -54,7 +54,7 @@ def norm_of_all(own: Callable[..., torch.Tensor], gradients: Iterable[torch.Tens
     tensors = list(gradients)
     if norm_type != 2 or not tensors or any(getattr(tensor, "_zero_padding", False) for tensor in tensors):
         return own(tensors, params, norm_type)
-    norms = torch.stack(torch._foreach_norm(tensors, 2.0, dtype=torch.float64))
+    norms = torch.stack(torch._foreach_norm(tensors, 2.0, dtype=torch.float64))  # pyright: ignore[reportPrivateImportUsage]
     total = norms.pow(2.0).sum().float().pow(0.5)
     return torch.where(torch.isfinite(total), total, -1.0)
 

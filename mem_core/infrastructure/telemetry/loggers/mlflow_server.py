@@ -20,8 +20,8 @@ class MlflowServer:
 
     def __init__(self, uri: str) -> None:
         warnings.filterwarnings("ignore", module="mlflow")
-        from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_MAX_RETRIES, MLFLOW_HTTP_REQUEST_TIMEOUT
-        from mlflow.tracking import MlflowClient
+        from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_MAX_RETRIES, MLFLOW_HTTP_REQUEST_TIMEOUT  # pyright: ignore[reportMissingImports]
+        from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
 
         for variable, value in ((MLFLOW_HTTP_REQUEST_MAX_RETRIES, _TRIES), (MLFLOW_HTTP_REQUEST_TIMEOUT, _TIMEOUT_S)):
             if not variable.is_set():
@@ -31,7 +31,7 @@ class MlflowServer:
 
     def begin(self, experiment: str, name: str, token: str, texts: dict[str, str], parameters: dict[str, str]) -> tuple[str, str]:
         """Found by its token, which is a tag of it."""
-        from mlflow.entities import Param
+        from mlflow.entities import Param  # pyright: ignore[reportMissingImports]
 
         found = self._client.get_experiment_by_name(experiment)
         experiment_id = found.experiment_id if found is not None else self._client.create_experiment(experiment)
@@ -47,7 +47,7 @@ class MlflowServer:
 
     def send(self, run_id: str, points: Sequence[Point]) -> None:
         """One request."""
-        from mlflow.entities import Metric
+        from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]
 
         now_ms = int(time.time() * 1_000)
         metrics = [Metric(name, value, now_ms, point.step) for point in points for name, value in point.values.items()]
@@ -59,7 +59,7 @@ class MlflowServer:
 
     def set_status(self, run_id: str, status: str, texts: dict[str, str]) -> None:
         """With what else is known at the end, as tags."""
-        from mlflow.entities import RunTag
+        from mlflow.entities import RunTag  # pyright: ignore[reportMissingImports]
 
         self._client.log_batch(run_id, tags=[RunTag(key, value) for key, value in texts.items()])
         self._client.set_terminated(run_id, status)
@@ -68,8 +68,8 @@ class MlflowServer:
 def _keep_to_itself() -> None:
     """MLflow reports its own use to its makers unless it is told not to; a training run talks to nobody but whom the request names."""
     with suppress(ImportError, AttributeError):
-        from mlflow.environment_variables import MLFLOW_DISABLE_TELEMETRY
-        from mlflow.telemetry import set_telemetry_client
+        from mlflow.environment_variables import MLFLOW_DISABLE_TELEMETRY  # pyright: ignore[reportMissingImports]
+        from mlflow.telemetry import set_telemetry_client  # pyright: ignore[reportMissingImports]
 
         if not MLFLOW_DISABLE_TELEMETRY.is_set():
             MLFLOW_DISABLE_TELEMETRY.set("true")
