@@ -256,6 +256,12 @@ def test_a_recorded_batch_is_answered_as_it_was_under_other_bounds(order: Order)
 
 def test_a_small_budget_makes_small_batches(order: Order) -> None:
     """Measured against the memory of this process, which is many times what these prompts need."""
-    used = CpuDevice().probe().usage().used_bytes
-    lines = answered(order(budget_bytes=round(used / 0.9 + 200_000)))
-    assert completions(lines) == completions(answered(order("wide")))
+    used, wide = CpuDevice().probe().usage().used_bytes, order("wide")
+    narrow_one = order(budget_bytes=round(used / 0.9 + 200_000))
+    assert completions(answered(narrow_one)) == completions(answered(wide))
+    assert num_batches(narrow_one) > num_batches(wide) == 4
+
+
+def num_batches(order: GenerateOrder) -> int:
+    """As the file beside the answers says."""
+    return int(json.loads(Path(f"{order.output}.mem.json").read_text())["result"]["batches"])
