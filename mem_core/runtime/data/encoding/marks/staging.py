@@ -80,7 +80,7 @@ def _lock_file(path: Path) -> IO[bytes]:
 
 
 def _sweep(cache_dir: Path, own: Path) -> None:
-    """Leftovers of the dead: the newest few that somebody may go on from stay for some days, beside the one that is asked at present."""
+    """Leftovers of the dead: the newest few that somebody may go on from stay for some days, beside the one that is asked for."""
     folders = [folder for folder in cache_dir.glob(f"{PREFIX}*") if folder != own]
     kept = 0
     for folder in sorted(folders, key=_changed_unix_s, reverse=True):
