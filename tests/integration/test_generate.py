@@ -175,8 +175,10 @@ def test_an_adapter_of_pickles_is_refused(order: Order, model: Path, tmp_path: P
 
 def test_rows_that_no_answer_can_be_made_for_are_refused_before_the_first(order: Order, tmp_path: Path) -> None:
     long = write_prompts(tmp_path / "long.jsonl", [{"prompt": "a"}, {"prompt": "fox " * 600}, {"prompt": ""}])
-    with pytest.raises(DataError, match=r"row 1 has [\d,]+ tokens, which with 6 new ones are more than 512; row 2 has no tokens"):
+    with pytest.raises(DataError, match=r"row 2 has [\d,]+ tokens, which with 6 new ones are more than 512; row 3 has no tokens"):
         answered(order(prompts=str(long)))
+    mended = write_prompts(tmp_path / "long.jsonl", [{"prompt": "a"}, {"prompt": "fox"}])
+    assert len(answered(order(prompts=str(mended)))) == 2, "what had no batch yet holds nobody to it"
 
 
 def test_a_finished_output_is_answered_at_once_and_no_other_takes_its_place(order: Order, tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ def describe(view: View, eta_s: float | None = None) -> str:
 def _describe_training(view: ProgressView, eta_s: float | None) -> str:
     """The most wanted parts first, since a narrow terminal cuts the end."""
     parts = (
-        f"{view.unit} {view.step:,}/{view.total_steps:,} {fraction(view):.1%}",
+        f"{view.unit} {view.step:,}/{view.total_steps:,} {fraction(view):.1%}" if view.total_steps else "",  # not known while loading
         epoch_words(view),
         view.phase,
         f"eta {format_seconds(eta_s)}" if eta_s is not None else "",

@@ -160,7 +160,7 @@ class Generation:
 def checked(prompts: Sequence[Tokens], new_tokens: int, max_positions: int | None, vocab_size: int) -> None:
     """Raises DataError: rows that no answer can be made for, the first ten with their reasons."""
     bad: list[str] = []
-    for row, prompt in enumerate(prompts):
+    for row, prompt in enumerate(prompts, start=1):
         if not prompt.size:
             bad.append(f"row {row} has no tokens")
         elif max_positions is not None and prompt.size + new_tokens > max_positions:

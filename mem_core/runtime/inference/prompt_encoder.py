@@ -55,4 +55,4 @@ class PromptEncoder(HuggingFaceEncoder):
         try:
             return np.asarray(self._render(messages, add_generation_prompt=True, **options)["input_ids"], np.uint32)
         except ChatRefused as exc:
-            raise DataError(f"row {row}: {exc}", field="--prompts", remedy="Mend the row, or give its prompt as text.") from exc
+            raise DataError(f"row {row + 1:,}: {exc}", field="--prompts", remedy="Mend the row, or give its prompt as text.") from exc

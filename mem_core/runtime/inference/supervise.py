@@ -74,7 +74,7 @@ def _begin(work: WorkFolder, identity: dict[str, str], output: Path) -> None:
         before = work.identity()
     except ValueError as exc:
         raise RequestError("its partial folder is damaged", field="--output", value=work.path, remedy=WAY_OUT) from exc
-    if before is None:
+    if before is None or not work.has_batches():  # what failed before its first batch holds nobody to its settings
         work.begin(identity)
     else:
         refuse_changed(before, identity, output)
@@ -176,7 +176,7 @@ class _Supervision:
 def too_large_alone(row: int, longest: int, order: GenerateOrder, why: str, limit_bytes: int = 0) -> MemoryExhausted:
     """The ending of a row that does not fit even by itself."""
     return MemoryExhausted(
-        f"row {row} does not fit into memory by itself ({why})",
+        f"row {row + 1:,} does not fit into memory by itself ({why})",
         field="--prompts",
         value=f"{longest:,} tokens and up to {order.sampling.max_new_tokens:,} new ones",
         bound=format_bytes(limit_bytes) if limit_bytes else "",

@@ -87,6 +87,11 @@ class WorkFolder:
         except FileNotFoundError:
             return None
 
+    def has_batches(self) -> bool:
+        """Whether a batch was written down."""
+        composed = self.path / _COMPOSED
+        return composed.exists() and composed.stat().st_size > 0
+
     def begin(self, identity: dict[str, str]) -> None:
         """Say what decides the answers, before the first."""
         replace_text(self.path / _ORDER, json.dumps(identity, indent=1))
