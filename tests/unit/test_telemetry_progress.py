@@ -64,7 +64,7 @@ def test_memory_of_another_size_than_its_limit_keeps_its_own_unit() -> None:
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    assert describe(ProgressView(step=0, total_steps=0)) == "step 0/0 0.0%"
+    assert describe(ProgressView(step=0, total_steps=0, phase="loading the model")) == "loading the model"
 
 
 def test_off_a_terminal_a_line_comes_for_each_segment_and_each_half_minute() -> None:
