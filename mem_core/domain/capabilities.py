@@ -172,7 +172,7 @@ UNSUPPORTED = (
         asks=_mlflow_without_its_extra,
         why="MLflow's client is not installed here",
         allowed="csv, without the extra mem[mlflow]",
-        way_out="Install it: pip install 'mem[mlflow]'; or leave mlflow out of telemetry.loggers.",
+        way_out="Install it: pip install 'mlflow-skinny>=3.17,<4'; or leave mlflow out of telemetry.loggers.",
         fields=("telemetry.loggers",),
         in_form="needs the extra mem[mlflow]",
     ),
