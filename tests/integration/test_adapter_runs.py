@@ -90,6 +90,7 @@ def test_a_checkpoint_holds_what_trains_and_the_fingerprint_of_the_rest(nano: Na
     assert whole.weights_digest != adapters.weights_digest
 
 
+@pytest.mark.slow
 def test_adapters_go_on_in_other_shapes(nano: Nano, drive: Drive, tmp_path: Path) -> None:
     """1 rank at stage 1, 2 ranks at stage 2, 1 rank at stage 3, proven at each change; no dropout, which depends on the rank."""
     part = {"lora": {"rank": 4}}

@@ -35,7 +35,7 @@ class StopAfter(NoProgress):
 
 @pytest.mark.parametrize(
     ("num_ranks", "part"),
-    [(1, {}), (2, {}), (1, LORA), pytest.param(2, LORA, marks=pytest.mark.slow)],
+    [(1, {}), (2, {}), *(pytest.param(num_ranks, LORA, marks=pytest.mark.slow) for num_ranks in (1, 2))],
     ids=["whole-1", "whole-2", "lora-1", "lora-2"],
 )
 def test_a_run_stopped_in_a_segment_keeps_its_steps_and_goes_on_to_the_same_weights(

@@ -148,6 +148,7 @@ def test_nothing_is_made_that_nobody_wants(
     assert not (tmp_path / "run" / "export").exists()
 
 
+@pytest.mark.slow
 def test_the_best_step_is_exported_by_name(
     drive: Drive, asked: Callable[..., RuntimeRequest], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

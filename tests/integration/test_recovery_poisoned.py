@@ -58,7 +58,7 @@ def test_a_batch_that_always_fails_ends_in_bounded_time_and_names_its_samples(
     assert (tmp_path / "poisoned.count").stat().st_size == 3
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", PARTS_SLOW)
 def test_a_poisoned_batch_is_left_out_where_allowed_and_resume_is_exact(
     poisoned: Callable[..., RunResult], tmp_path: Path, part: dict[str, Any]
 ) -> None:

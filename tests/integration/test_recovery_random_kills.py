@@ -105,6 +105,7 @@ def test_six_kills_at_random_moments(tmp_path: Path, drive: Callable[..., RunRes
     check(tmp_path, drive, nano, moments=6, steps=400)
 
 
+@pytest.mark.slow
 def test_adapters_survive_kills_at_random_moments(
     tmp_path: Path, drive: Callable[..., RunResult], nano: Callable[..., RuntimeRequest]
 ) -> None:
