@@ -21,7 +21,6 @@ STEPS = {"max_steps": 40, "segment_steps": 10, "warmup_steps": 5}
 BATCH = 14
 WHOLE: dict[str, Any] = {}
 LORA: dict[str, Any] = {"lora": {"rank": 4, "dropout": 0.1}}
-PARTS = [pytest.param(WHOLE, id="whole"), pytest.param(LORA, id="lora")]
 PARTS_SLOW = [pytest.param(WHOLE, id="whole"), pytest.param(LORA, id="lora", marks=pytest.mark.slow)]
 
 
