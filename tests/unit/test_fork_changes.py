@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from flows.commands.branches.fork import split_run
+from flows.commands.output import split_run
 from mem_core.core.fork.carrying import carried_events
 from mem_core.core.fork.changes import Branch, branched, horizon_words, values_to_change
 from mem_core.core.results.length import RunLength
@@ -90,13 +90,13 @@ def test_a_schedule_that_ends_where_it_did_is_said() -> None:
 
 @pytest.mark.parametrize(("run", "name", "which"), [("a", "a", "newest"), ("a@12", "a", 12), ("./x@y/a@best", "./x@y/a", "best")])
 def test_a_run_is_named_with_its_checkpoint(run: str, name: str, which: Any) -> None:
-    assert split_run(run) == (name, which)
+    assert split_run(run, "./runs") == (name, which)
 
 
 @pytest.mark.parametrize("run", ["a@last", "a@-1", "a@"])
 def test_another_word_behind_the_at_is_refused(run: str) -> None:
     with pytest.raises(RequestError, match="best"):
-        split_run(run)
+        split_run(run, "./runs")
 
 
 def journal() -> JournalBuilder:

@@ -43,6 +43,12 @@ def test_a_named_field_wins_and_blank_lines_are_no_rows(tmp_path: Path) -> None:
     assert [prompt.text for prompt in rows.prompts()] == ["a", "c"]
 
 
+def test_a_named_field_is_the_whole_prompt(tmp_path: Path) -> None:
+    """As in training: what else a row gives to it counts where the field is recognised, and not where somebody has named it."""
+    path = written(tmp_path, {"instruction": "a", "input": "b"})
+    assert [list(PromptRows(path, field=field).prompts()) for field in (None, "instruction")] == [[Prompt("a\n\nb")], [Prompt("a")]]
+
+
 def test_a_compressed_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "a"}\n'))
     assert list(PromptRows(tmp_path / "p.jsonl.gz").prompts()) == [Prompt("a")]

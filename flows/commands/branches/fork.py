@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.commands.checkpoints import signature_key
-from flows.commands.output import run_folder
+from flows.commands.output import run_folder, split_run
 from mem_core.bootstrap import live_root, remote_store
 from mem_core.core.fork.changes import Branch, branched, horizon_words, values_to_change
 from mem_core.core.results.length import RunLength
@@ -23,7 +23,7 @@ from mem_core.infrastructure.storage.opening import open_store
 from mem_core.infrastructure.storage.retrying import RetryPolicy
 from mem_core.infrastructure.storage.writing import replace_text
 from mem_core.runtime.forking.fork import Fork, make_fork, refuse_taken, request_text
-from mem_core.runtime.forking.origin import Origin, Wanted, local_origin, remote_origin
+from mem_core.runtime.forking.origin import Origin, local_origin, remote_origin
 
 
 @dataclass(frozen=True)
@@ -59,24 +59,12 @@ def fork_run(wish: ForkWish, as_json: bool, settings: Settings | None = None) ->
     return 0
 
 
-def split_run(run: str) -> tuple[str, Wanted]:
-    """`RUN@1200`, `RUN@best` or `RUN`: the run, and which of its checkpoints. Raises RequestError: another word behind the @."""
-    name, at, which = run.rpartition("@")
-    if not at:
-        return run, "newest"
-    if which == "best":
-        return name, "best"
-    if which.isascii() and which.isdigit():
-        return name, int(which)
-    raise RequestError("behind the @ stands a step or the word best", field="RUN", value=run, remedy="Write RUN@1200, RUN@best or RUN.")
-
-
 @contextlib.contextmanager
 def _origin(wish: ForkWish, settings: Settings) -> Iterator[tuple[Origin, str]]:
     """The origin, and the remote store that it lies in; empty where it lies on this machine."""
     if holds_credentials(wish.run) or holds_credentials(wish.store):
         raise RequestError("it carries a user, password or key", field="--store", remedy="Leave them out; keys come from the environment.")
-    run, wanted = split_run(wish.run)
+    run, wanted = split_run(wish.run, wish.store)
     key = signature_key(settings)
     store, run_id = run.rstrip("/").rsplit("/", 1) if is_remote(run) else (wish.store, run)
     if not is_remote(store):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from flows.commands.export import Form, Wanted, export_step, wanted_step
-from flows.commands.output import run_folder
+from flows.commands.output import run_folder, split_run
 from mem_core.core.run.record import RunRecord, has_record, record_of
 from mem_core.domain.checkpoint import checkpoint_name
 from mem_core.domain.errors import RequestError
@@ -46,7 +46,7 @@ def find_model(text: str, store: str, settings: Settings, progress: Progress) ->
         return Found(at_hand(text, settings.model_cache_dir))
     if os.path.isdir(path) and any((Path(path) / name).is_file() for name in _MODEL_FILES):
         return Found(os.path.abspath(path))
-    name, which = _parted(text, store)
+    name, which = split_run(text, store, FIELD)
     folder = run_folder(name, store)
     if not has_record(folder):
         raise RequestError(
@@ -55,25 +55,9 @@ def find_model(text: str, store: str, settings: Settings, progress: Progress) ->
             remedy="Check the path, or give the store of the run with --store.",
         )  # fmt: skip
     record = record_of(folder)
-    step, digest = wanted_step(folder, _wanted(which, text), settings)
+    step, digest = wanted_step(folder, Wanted(which if isinstance(which, int) else None, best=which == "best"), settings)
     model = _exported(folder.absolute(), step, digest, settings, progress)
     return Found(str(model), record, step, cast(InferenceDtype, record.dtype))
-
-
-def _parted(text: str, store: str) -> tuple[str, str]:
-    """RUN and what follows the last @; a run whose path holds an @ is itself."""
-    name, at, which = text.rpartition("@")
-    return (name, which) if at and not has_record(run_folder(text, store)) else (text, "")
-
-
-def _wanted(which: str, text: str) -> Wanted:
-    if which in ("", "best"):
-        return Wanted(best=which == "best")
-    if not which.isdecimal():
-        raise RequestError(
-            "there is no such checkpoint", field=FIELD, value=text, bound="RUN, RUN@best, RUN@STEP", remedy="Write the number of a step."
-        )
-    return Wanted(step=int(which))
 
 
 def _exported(folder: Path, step: int, digest: str, settings: Settings, progress: Progress) -> Path:

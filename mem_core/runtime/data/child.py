@@ -4,6 +4,7 @@ One job as a JSON line on its standard input; JSON lines on its standard output:
 {"error": ...}. It has its own memory and its own core, and dies with its parent: by signal, and by the end of its standard input.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from mem_core.domain import errors
@@ -30,22 +31,23 @@ class NoAnswer(TimeoutError):
     """The process had not answered when its time was over."""
 
 
-def ask_child(module: str, job: str, on_progress: Callable[[Any], None] = lambda progress: None, limit_s: float | None = None) -> Any:
-    """The answer of a program to a job, both JSON; the process has ended when this returns.
+class NoWord(Exception):
+    """The process ended without an answer."""
 
-    Raises:
-        MemError: what the program met. EnvironmentUnfit: it was killed. InternalError: it ended without an answer. NoAnswer: too late.
-    """
+
+@contextlib.contextmanager
+def started(
+    module: str, environ: Mapping[str, str] | None = None, held: Sequence[int] = ()
+) -> "Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]":
+    """A program in a session of its own, and the file of its complaints; it has ended when the block does. `held`: descriptors that it
+    inherits."""
     with tempfile.TemporaryFile() as complaints:
         child = subprocess.Popen(
-            [sys.executable, "-P", "-X", "utf8", "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=complaints,
-            start_new_session=True,
-        )
+            [sys.executable, "-P", "-X", "utf8", "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints,
+            start_new_session=True, env=None if environ is None else dict(environ), pass_fds=tuple(held),
+        )  # fmt: skip
         try:
-            return _converse(child, job, on_progress, limit_s, complaints)
+            yield child, complaints
         finally:
             child.kill()
             for pipe in (child.stdin, child.stdout):
@@ -54,15 +56,31 @@ def ask_child(module: str, job: str, on_progress: Callable[[Any], None] = lambda
             child.wait()
 
 
-def _converse(
-    child: "subprocess.Popen[bytes]", job: str, on_progress: Callable[[Any], None], limit_s: float | None, complaints: IO[bytes]
-) -> Any:
+def ask_child(module: str, job: str, on_progress: Callable[[Any], None] = lambda progress: None, limit_s: float | None = None) -> Any:
+    """The answer of a program to a job, both JSON; the process has ended when this returns.
+
+    Raises:
+        MemError: what the program met. EnvironmentUnfit: it was killed. InternalError: it ended without an answer. NoAnswer: too late.
+    """
+    with started(module) as (child, complaints):
+        try:
+            return converse(child, job, on_progress, limit_s)
+        except NoWord:
+            raise _died(child, complaints) from None
+
+
+def converse(child: "subprocess.Popen[bytes]", job: str, on_progress: Callable[[Any], None], limit_s: float | None = None) -> Any:
+    """Hand over the job and listen until it is answered.
+
+    Raises:
+        MemError: what the program met. NoWord: it ended without an answer. NoAnswer: `limit_s` is over.
+    """
     assert child.stdin is not None
     try:
         child.stdin.write(job.encode() + b"\n")
         child.stdin.flush()
     except BrokenPipeError:
-        raise _died(child, complaints) from None
+        raise NoWord from None
     for message in messages(child, limit_s):
         if "progress" in message:
             on_progress(message["progress"])
@@ -70,7 +88,7 @@ def _converse(
             raise error_from_json(message["error"])
         else:
             return message["answer"]
-    raise _died(child, complaints)
+    raise NoWord
 
 
 def messages(child: "subprocess.Popen[bytes]", limit_s: float | None = None) -> Iterator[dict[str, Any]]:
@@ -106,10 +124,14 @@ def _blocks(descriptor: int) -> Iterator[bytes]:
         return
 
 
-def _died(child: "subprocess.Popen[bytes]", complaints: IO[bytes]) -> MemError:
-    code = child.wait()
+def last_lines(complaints: IO[bytes]) -> tuple[str, ...]:
+    """What a process that has ended said last."""
     complaints.seek(0)
-    last = "\n".join(complaints.read().decode(errors="replace").splitlines()[-_STDERR_LINES:])
+    return tuple(complaints.read().decode(errors="replace").splitlines()[-_STDERR_LINES:])
+
+
+def _died(child: "subprocess.Popen[bytes]", complaints: IO[bytes]) -> MemError:
+    code, last = child.wait(), "\n".join(last_lines(complaints))
     if code < 0:
         name = signal.Signals(-code).name
         return EnvironmentUnfit(

@@ -60,9 +60,8 @@ def norm_of_all(own: Callable[..., torch.Tensor], gradients: Iterable[torch.Tens
 
 
 def _views_that_moved(optimizer: Any, own: Callable[[int], None], group_index: int) -> None:
-    """After each step DeepSpeed makes every weight a view of the flat group anew. Weights whose first and last are where they
-    were left have not been moved."""
-    flat, params = optimizer.bit16_groups_flat[group_index], optimizer.bit16_groups[group_index]
+    """After each step DeepSpeed makes every weight a view of the flat group anew: needless where each of them lies in it."""
+    flat = optimizer.bit16_groups_flat[group_index]
     begin, end = flat.data_ptr(), flat.data_ptr() + flat.numel() * flat.element_size()
-    if not all(begin <= param.data_ptr() < end for param in (params[0], params[-1])):
+    if not all(begin <= param.data_ptr() < end for param in optimizer.bit16_groups[group_index]):
         own(group_index)

@@ -2,8 +2,6 @@
 
 import signal
 import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,11 +11,10 @@ from typing import IO, Any
 
 from mem_core.domain.segment import Evidence, OutOfMemory
 from mem_core.infrastructure.machine.memory_probe import take_snapshot
-from mem_core.runtime.data.child import error_from_json, messages
+from mem_core.runtime.data.child import NoWord, converse, last_lines, started
 from mem_core.runtime.ranks.worker.classify import classify_death
 
 SILENCE_LIMIT_S = 1_800.0  # of a process that tells of every token; only the loading and the first pass of a batch are long
-_LAST_LINES = 15
 
 
 @dataclass(frozen=True)
@@ -50,48 +47,24 @@ class Child:
         Raises:
             MemError: what the program met.
         """
-        with tempfile.TemporaryFile() as complaints:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-X", "utf8", "-m", self.program],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, start_new_session=True, env=dict(self.environ),
-                pass_fds=tuple(self.held),
-            )  # fmt: skip
+        with started(self.program, self.environ, self.held) as (process, complaints):
             kills_before = take_snapshot([]).oom_kills
-            try:
-                return self._listen(process, job, on_told, complaints, kills_before)
-            finally:
-                process.kill()
-                for pipe in (process.stdin, process.stdout):
-                    if pipe is not None:
-                        pipe.close()
-                process.wait()
+            with _watched(process) as heard:
 
-    def _listen(
-        self, process: "subprocess.Popen[bytes]", job: str, on_told: Callable[[dict[str, Any]], None], complaints: IO[bytes], kills: int
-    ) -> Any | Died:
-        assert process.stdin is not None
-        try:
-            process.stdin.write(job.encode() + b"\n")
-            process.stdin.flush()
-        except BrokenPipeError:
-            return self._died(process, complaints, kills)
-        with _watched(process) as heard:
-            for message in messages(process):
-                heard()
-                if "progress" in message:
-                    self.told = message["progress"]
-                    on_told(self.told)
-                elif "error" in message:
-                    raise error_from_json(message["error"])
-                else:
-                    return message["answer"]
-        return self._died(process, complaints, kills)
+                def told(progress: dict[str, Any]) -> None:
+                    heard()
+                    self.told = progress
+                    on_told(progress)
+
+                try:
+                    return converse(process, job, told)
+                except NoWord:
+                    return self._died(process, complaints, kills_before)
 
     def _died(self, process: "subprocess.Popen[bytes]", complaints: IO[bytes], kills_before: int) -> Died:
         """A process that was killed with its peak near the limit was killed for memory, and so was one that said so last."""
         code = process.wait()
-        complaints.seek(0)
-        lines = tuple(complaints.read().decode(errors="replace").splitlines()[-_LAST_LINES:])
+        lines = last_lines(complaints)
         name = signal.Signals(-code).name if code < 0 else ""
         evidence = Evidence(
             exit_code=code, signal=name, peak_bytes=self.told.get("peak_bytes") or None, limit_bytes=self.told.get("limit_bytes") or None,

@@ -9,13 +9,14 @@ from typing import Any, BinaryIO
 from mem_core.domain.errors import DataError, RequestError
 from mem_core.domain.results.generation import ADDED_FIELDS
 from mem_core.infrastructure.storage.reading import open_regular
+from mem_core.runtime.data.reading.columns import CHATS, CONTEXTS, PROMPTS
+from mem_core.runtime.data.reading.kinds import DEFAULT_TEXT_FIELD
 from mem_core.runtime.data.reading.messages import Message, read_messages, read_tools, standard_messages
 from mem_core.runtime.data.reading.packing import DAMAGED, packing_of, unpacked
 from mem_core.runtime.data.reading.refused import FileRefused, RowRefused, kind_name
+from mem_core.runtime.data.reading.rows import with_context
 
-TEXTS = ("text", "prompt", "instruction", "question", "query")
-CHATS = ("messages", "conversations", "conversation", "chat", "dialog", "dialogue")
-CONTEXTS = ("input", "context")
+TEXTS = (DEFAULT_TEXT_FIELD, *(name for name, _ in PROMPTS))
 MOST_BAD_SHOWN = 10
 _HEAD_BYTES = 16
 _BOM = b"\xef\xbb\xbf"
@@ -97,8 +98,9 @@ class PromptRows:
             return _chat(value, row, field, number)
         if not isinstance(value, str):
             raise RowRefused(f"field '{field}' is {kind_name(value)}, neither text nor messages")
-        context = next((row[name] for name in CONTEXTS if isinstance(row.get(name), str) and row[name].strip()), "")
-        return Prompt(f"{value}\n\n{context}" if context and field != "text" else value)
+        if self.field is not None or field == DEFAULT_TEXT_FIELD:
+            return Prompt(value)  # what was named is the whole prompt, as it is where a request names its fields
+        return Prompt(with_context(value, next((row[name] for name in CONTEXTS if isinstance(row.get(name), str)), "")))
 
     @property
     def added(self) -> tuple[str, ...]:
@@ -118,8 +120,8 @@ def _chat(value: list[Any], row: dict[str, Any], field: str, number: int) -> Pro
 
 def _recognised(row: dict[str, Any]) -> str:
     """The field that asks, by the first row's names: `text` where it is text, else the one that is known."""
-    if isinstance(row.get("text"), str):
-        return "text"
+    if isinstance(row.get(DEFAULT_TEXT_FIELD), str):
+        return DEFAULT_TEXT_FIELD
     texts = [name for name in TEXTS if isinstance(row.get(name), str | list)]
     found = [*texts, *(name for name in CHATS if isinstance(row.get(name), str | list))]
     if len(found) == 1:

@@ -13,14 +13,14 @@ from mem_core.domain.request import DataSection
 from mem_core.runtime.data.reading.kinds import DEFAULT_TEXT_FIELD, row_fields
 from mem_core.runtime.data.reading.messages import standard_messages
 
-_CHATS = ("messages", "conversations", "conversation", "chat", "dialog", "dialogue")
-_PROMPTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+CHATS = ("messages", "conversations", "conversation", "chat", "dialog", "dialogue")
+PROMPTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("instruction", ("output", "response", "answer", "completion")),
     ("prompt", ("completion", "response", "answer", "output")),
     ("question", ("answer", "response", "output")),
     ("query", ("answer", "response", "output")),
 )
-_CONTEXTS = ("input", "context")
+CONTEXTS = ("input", "context")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def with_fields(data: DataSection, reading: Reading) -> DataSection:
 
 
 def _chats(row: dict[str, Any]) -> Iterable[Reading]:
-    for name in _CHATS:
+    for name in CHATS:
         if _is_chat(row.get(name)):
             yield Reading("chats", (("messages_field", name),))
 
@@ -78,10 +78,10 @@ def _is_chat(value: Any) -> bool:
 
 
 def _pairs(row: dict[str, Any]) -> Iterable[Reading]:
-    for prompt, completions in _PROMPTS:
+    for prompt, completions in PROMPTS:
         for completion in completions:
             pair = (row.get(prompt), row.get(completion))
             if all(isinstance(side, str) for side in pair) or all(_is_chat(side) for side in pair):
                 fields = [("prompt_field", prompt), ("completion_field", completion)]
-                fields += [("context_field", name) for name in _CONTEXTS if isinstance(row.get(name), str)][:1]
+                fields += [("context_field", name) for name in CONTEXTS if isinstance(row.get(name), str)][:1]
                 yield Reading(f"{prompt}s with {completion}s", tuple(fields))

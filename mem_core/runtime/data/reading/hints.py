@@ -2,13 +2,14 @@
 
 from typing import Any
 
+from mem_core.runtime.data.reading.columns import CHATS
+
 _PAIRS = (
     ("prompt", "completion"), ("prompt", "response"), ("prompt", "answer"), ("instruction", "output"), ("instruction", "response"),
     ("question", "answer"), ("question", "response"), ("query", "response"), ("query", "answer"), ("input", "output"),
     ("source", "target"), ("inputs", "targets"),
 )  # fmt: skip
 _TEXTS = ("text", "content", "body", "document", "article", "Text", "TEXT")
-_CHATS = ("messages", "conversations", "conversation", "chat", "dialog", "dialogue")
 
 
 def fitting_setting(row: dict[str, Any]) -> str:
@@ -17,7 +18,7 @@ def fitting_setting(row: dict[str, Any]) -> str:
 
 
 def _chat(row: dict[str, Any]) -> str:
-    for name in _CHATS:
+    for name in CHATS:
         turns = row.get(name)
         if isinstance(turns, list) and turns and all(isinstance(turn, dict) for turn in turns):
             if all("role" in turn and "content" in turn for turn in turns):

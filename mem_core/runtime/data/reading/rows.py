@@ -141,7 +141,11 @@ def _with_context(prompt: str, row: dict[str, Any], field: str | None) -> str:
     """The prompt and, after an empty line, what else the row gives to it; rows without any are as good as others."""
     if field is None or row.get(field) in (None, ""):
         return prompt
-    context = _text(row, field, blank_allowed=True)
+    return with_context(prompt, _text(row, field, blank_allowed=True))
+
+
+def with_context(prompt: str, context: str) -> str:
+    """A prompt and what else is given to it, as training and answering see them."""
     return f"{prompt}\n\n{context}" if context.strip() else prompt
 
 
