@@ -56,15 +56,20 @@ class Marks:
             if ledger["version"] != MARK_VERSION or ledger["whose"] != self._whose:
                 self.are_of_others = ledger["version"] == MARK_VERSION
                 return None
-            raw = read_regular(self._folder / str(ledger["arrays"]), _MOST_ARRAY_BYTES)
+            self._number = int(ledger["number"])
+            raw = read_regular(self._arrays_file, _MOST_ARRAY_BYTES)
             if hashlib.sha256(raw).hexdigest() != ledger["arrays_sha256"]:
                 return None
             size_bytes, digest = ledger["keys"]
             self._keys = GrowingFile(self._folder / _KEYS, (int(size_bytes), str(digest)))
-            self._number = int(ledger["number"])
             return _unpacked(ledger["state"], _arrays(raw, ledger["shapes"])), list(_keys(self._folder / _KEYS))
         except (OSError, ValueError, KeyError, TypeError):
             return None
+
+    @property
+    def _arrays_file(self) -> Path:
+        """Of the mark in hand, by turns: by its number alone, so that no ledger can name a file elsewhere."""
+        return self._folder / f"arrays-{self._number % 2}.bin"
 
     def begin(self) -> None:
         """Forget every mark that may be here: the work begins at its beginning."""
@@ -87,13 +92,12 @@ class Marks:
         arrays: list[NDArray[Any]] = []
         plain = _packed(state, arrays)
         raw = b"".join(array.tobytes() for array in arrays)
-        name = f"arrays-{self._number % 2}.bin"
-        with (self._folder / name).open("wb") as file:
+        with self._arrays_file.open("wb") as file:
             file.write(raw)
             file.flush()
             os.fsync(file.fileno())
         ledger = {
-            "version": MARK_VERSION, "whose": self._whose, "number": self._number, "keys": list(self._keys.standing), "arrays": name,
+            "version": MARK_VERSION, "whose": self._whose, "number": self._number, "keys": list(self._keys.standing),
             "arrays_sha256": hashlib.sha256(raw).hexdigest(), "shapes": [[array.dtype.str, array.size] for array in arrays], "state": plain,
         }  # fmt: skip
         replace_text(self._folder / _LEDGER, sealed(json.dumps(ledger)))
