@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.commands.checkpoints import UNCHECKED, signature_key
-from mem_core.core.results.evaluations import EvaluationBook
+from mem_core.core.results.evaluations import best_step
 from mem_core.core.run.identity import read_identity
 from mem_core.core.run.record import record_of
 from mem_core.core.run.state_manager import StateManager, read_journal
@@ -89,13 +89,7 @@ def _refuse_needless_merge(folder: Path, merge: bool) -> None:
 
 
 def _best_step(folder: Path) -> int:
-    best = EvaluationBook(read_journal(folder / "journal")).best()
-    if best is None:
-        raise RequestError(
-            "this run has no best step: held-out rows were never looked at", field="--best",
-            remedy="Give --step, or train with evaluation.every_steps and evaluation.keep_best.",
-        )  # fmt: skip
-    return best.step
+    return best_step(read_journal(folder / "journal"), "--best", "--step")
 
 
 def _export(folder: Path, step: int, output: Path, form: Form, as_json: bool, settings: Settings) -> int:

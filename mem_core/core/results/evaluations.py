@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from mem_core.domain.errors import RequestError
 from mem_core.domain.events import (
     CheckpointCommitted,
     CheckpointJudged,
@@ -80,6 +81,17 @@ class EvaluationBook:
             return None
         best = min(range(len(seen)), key=lambda index: seen[index].validation_loss)
         return StoppedEarly(step=step, metric=metric_of(seen[-1])) if len(seen) - 1 - best >= patience else None
+
+
+def best_step(lines: Iterable[JournalLine], field: str, otherwise: str) -> int:
+    """The step that was best. Raises RequestError, naming the `field` that asks for it and what can be given `otherwise`: there is none."""
+    best = EvaluationBook(lines).best()
+    if best is None:
+        raise RequestError(
+            "this run has no best step: held-out rows were never looked at", field=field,
+            remedy=f"Give {otherwise}, or train with evaluation.every_steps and evaluation.keep_best.",
+        )  # fmt: skip
+    return best.step
 
 
 def metric_of(event: Evaluated) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from mem_core.core.results.evaluations import EvaluationBook
+from mem_core.core.results.evaluations import best_step
 from mem_core.core.run.identity import read_identity
 from mem_core.core.run.record import RunRecord, record_of
 from mem_core.core.run.state_manager import read_journal
@@ -83,7 +83,9 @@ def chosen(wanted: Wanted, valid: list[int], lines: tuple[JournalLine, ...]) -> 
     Raises:
         RequestError: the run has no best step. NoValidCheckpoint: the step is not among them.
     """
-    step = wanted if isinstance(wanted, int) else max(valid, default=None) if wanted == "newest" else _best(lines)
+    step = (
+        wanted if isinstance(wanted, int) else max(valid, default=None) if wanted == "newest" else best_step(lines, "RUN@best", "RUN@STEP")
+    )
     if step is not None and step in valid:
         return step
     what = f"the {wanted} step {step}" if wanted == "best" else "that step" if step is not None else "any step"
@@ -91,16 +93,6 @@ def chosen(wanted: Wanted, valid: list[int], lines: tuple[JournalLine, ...]) -> 
         f"there is no validated checkpoint of {what}", value=step, bound=", ".join(map(str, valid)) or "none yet",
         remedy=f"{_LIST} Rotation keeps checkpoint.keep_last of them, and the best one with evaluation.keep_best.",
     )  # fmt: skip
-
-
-def _best(lines: tuple[JournalLine, ...]) -> int:
-    best = EvaluationBook(lines).best()
-    if best is None:
-        raise RequestError(
-            "this run has no best step: held-out rows were never looked at", field="RUN@best",
-            remedy="Give RUN@STEP, or train with evaluation.every_steps and evaluation.keep_best.",
-        )  # fmt: skip
-    return best.step
 
 
 def _proven(record: RunRecord, lines: tuple[JournalLine, ...], folder: Path, step: int, key: bytes | None, shown: str) -> Origin:
