@@ -4,9 +4,16 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mem_core.infrastructure.storage.reading import local_name
+
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
 JSON_HELP = "print one JSON object on standard output"
+
+
+def local_path(text: str) -> Path:
+    """A path by the one rule that every path follows, in a request and on the command line. No shell expands `~` behind `=`."""
+    return Path(local_name(text))
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -39,7 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _request_verb(verbs: "Verbs", name: str, text: str) -> argparse.ArgumentParser:
     verb = verbs.add_parser(name, help=text, description=text)
-    verb.add_argument("request", metavar="REQUEST.yaml", help="request file (YAML or JSON), - for standard input")
+    verb.add_argument("request", type=local_name, metavar="REQUEST.yaml", help="request file (YAML or JSON), - for standard input")
     verb.add_argument(
         "--set",
         action="append",
@@ -73,7 +80,7 @@ def _look_verbs(verbs: "Verbs") -> None:
     compare = verbs.add_parser("compare", help=text, description=text)
     compare.add_argument("runs", nargs="+", metavar="RUN", help="run id (with --store), path or URL of a run folder; two or more")
     compare.add_argument("--store", default="./runs", help="folder or URL that holds run folders")
-    compare.add_argument("--output", type=Path, default=None, metavar="PAGE.html", help="write one page with overlaid curves there")
+    compare.add_argument("--output", type=local_path, default=None, metavar="PAGE.html", help="write one page with overlaid curves there")
     compare.add_argument("--json", action="store_true", help=JSON_HELP)
 
 
@@ -85,14 +92,14 @@ def _fork_verb(verbs: "Verbs") -> None:
     fork.add_argument("--store", default="./runs", help="folder or URL that holds run folders")
     words = "change one value from there on, such as training.learning_rate=1e-4"
     fork.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=words)
-    fork.add_argument("--output", type=Path, default=None, metavar="REQUEST.yaml", help="write the request there too")
+    fork.add_argument("--output", type=local_path, default=None, metavar="REQUEST.yaml", help="write the request there too")
     fork.add_argument("--json", action="store_true", help=JSON_HELP)
 
 
 def _start_verbs(verbs: "Verbs") -> None:
     text = "write a commented request; asks five questions at a terminal unless flags answer them"
     init = verbs.add_parser("init", help=text, description=text)
-    init.add_argument("--output", type=Path, default=Path("request.yaml"), metavar="REQUEST.yaml", help="default request.yaml")
+    init.add_argument("--output", type=local_path, default=Path("request.yaml"), metavar="REQUEST.yaml", help="default request.yaml")
     for flag, words in (
         ("--run-id", "name of the run"), ("--model", "folder, URL or preset:NAME"), ("--data", "files or globs, separated by commas"),
         ("--steps", "optimizer updates"), ("--learning-rate", "peak learning rate"),
@@ -112,7 +119,7 @@ def _checkpoint_verbs(verbs: "Verbs") -> None:
     verify.add_argument("--deep", action="store_true", help="also restore each in fresh processes and take two steps")
     export = _run_verb(group, "export", "a proven checkpoint as a Hugging Face folder")
     export.add_argument("--step", type=int, default=None, help="which one; default the newest valid")
-    export.add_argument("--output", type=Path, default=None, metavar="FOLDER", help="default RUN/export/step-N")
+    export.add_argument("--output", type=local_path, default=None, metavar="FOLDER", help="default RUN/export/step-N")
     export.add_argument("--merge", action="store_true", help="adapters: the whole model with them in it, to RUN/export/step-N-merged")
     for name, text in (("pin", "keep a checkpoint for ever"), ("unpin", "let rotation decide again")):
         _run_verb(group, name, text).add_argument("--step", type=int, required=True, help="step of the checkpoint")
@@ -126,7 +133,9 @@ def _export_verb(verbs: "Verbs") -> None:
     formats = ("auto", "float32", "bfloat16", "float16")
     export.add_argument("--merge", action="store_true", help="adapters: the whole model with them in it, to RUN/export/step-N-merged")
     export.add_argument("--dtype", choices=formats, default="auto", help="number format; auto is that of the source")
-    export.add_argument("--output", type=Path, default=None, metavar="FOLDER", help="default RUN/export, or RUN/export/step-N for one step")
+    export.add_argument(
+        "--output", type=local_path, default=None, metavar="FOLDER", help="default RUN/export, or RUN/export/step-N for one step"
+    )
 
 
 def _inference_verbs(verbs: "Verbs") -> None:
@@ -162,7 +171,7 @@ def _model_verb(verbs: "Verbs", name: str, text: str) -> argparse.ArgumentParser
 def _policy_verbs(verbs: "Verbs") -> None:
     group = verbs.add_parser("policy", help="evaluate, replay or explain policy decisions").add_subparsers(dest="action", required=True)
     evaluate = _request_verb(group, "evaluate", "what would happen to a directive, without a run")
-    evaluate.add_argument("--directive", metavar="FILE_OR_-", help="the planner's reply")
+    evaluate.add_argument("--directive", type=local_name, metavar="FILE_OR_-", help="the planner's reply")
     _run_verb(group, "replay", "recompute every recorded decision and report differences")
     _run_verb(group, "explain", "decisions in words")
 
@@ -170,7 +179,9 @@ def _policy_verbs(verbs: "Verbs") -> None:
 def _serve_verb(verbs: "Verbs") -> None:
     text = "a local Prefect server with its UI, the deployments, and a process that runs them"
     verb = verbs.add_parser("serve", help=text, description=text)
-    verb.add_argument("--file", metavar="PREFECT.yaml", help="deployments to serve; default deployments/prefect.yaml of MEM")
+    verb.add_argument(
+        "--file", type=local_name, metavar="PREFECT.yaml", help="deployments to serve; default deployments/prefect.yaml of MEM"
+    )
     verb.add_argument("--port", type=int, default=4200, help="port of the local server (not used with PREFECT_API_URL)")
     verb.add_argument("--limit", type=int, default=4, help="flow runs at the same time")
     verb.add_argument(

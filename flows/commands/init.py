@@ -15,7 +15,7 @@ from mem_core.infrastructure.request.file import apply_overrides, build_request,
 COMMENT_COLUMN = 36
 TEMPLATE = """\
 # A run of MEM. Look at it with `mem doctor {file}`, train with `mem train {file}`; the same command again goes on with it.
-# Every field with its meaning and bounds: README.md, or the form of the deployment in Prefect's UI.
+# The fields: README.md; all of them with their bounds: mem_core/domain/request/, or the form of the deployment in Prefect's UI.
 run_id: {run_id}              # its folder is {store}/{run_id}; another name is another run
 store: {store}
 device: auto                  # auto, cpu or cuda

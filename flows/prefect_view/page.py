@@ -227,7 +227,7 @@ def links(places: Places, board: RunBoard) -> str:
     lines.append(f"run folder, on the machine that trains: {code(places.run_folder)}")
     if places.report_file:
         lines.append(f"the report there: {code(places.report_file)}")
-    lines.append(f"workers' logs there: {code(f'mem logs {places.run_folder}')}")
+    lines.append(f"its story there: {code(f'mem logs {places.run_folder}')}, with `--workers` what its workers wrote")
     if board.ended is None or board.ended.status != "completed":
         lines.append("the same run id again goes on from the newest validated checkpoint")
     return "## Where things are\n\n" + bullets(lines)

@@ -109,3 +109,18 @@ def test_help_needs_nothing_heavy_and_a_closed_pipe_is_no_error(tmp_path: Path) 
     done = subprocess.run([str(MEM), "--help"], capture_output=True, text=True, timeout=30, cwd=tmp_path, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "prove-resume" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "compare a b --output=~/page.html", "fork a b --output=~/fork.yaml", "init --output=~/request.yaml", "export a --output=~/model",
+        "checkpoints export a --output=~/model", "train ~/request.yaml", "doctor ~/request.yaml", "serve --file=~/prefect.yaml",
+        "policy evaluate ~/request.yaml --directive=~/reply.json",
+    ],
+)  # fmt: skip
+def test_a_path_on_the_command_line_follows_the_one_rule(line: str) -> None:
+    """`~` is the home folder, behind `=` too, where no shell puts it in."""
+    values = [str(value) for value in vars(build_parser().parse_args(line.split())).values()]
+    assert [value for value in values if value.startswith(str(Path.home()))]
+    assert not [value for value in values if value.startswith("~")]
