@@ -39,6 +39,7 @@ from mem_core.runtime.session.opening.already_there import Resuming, problems_of
 from mem_core.runtime.session.opening.birth import born, with_allowed_changes
 from mem_core.runtime.session.opening.engine_probe import probe_engine
 from mem_core.runtime.session.opening.orphans import with_orphans
+from mem_core.runtime.session.opening.compiling import born_compiled, compile_ahead
 from mem_core.runtime.session.opening.prepare_service import (
     look_at_rows,
     prepare_evaluation,
@@ -52,7 +53,7 @@ from mem_core.runtime.session.opening.prepare_service import (
 )
 from mem_core.runtime.session.opening.refusals import refuse_other_inputs, refuse_other_life, refuse_other_machine
 from mem_core.runtime.session.opening.stages import Examined, Held, Prepared, RunOrder
-from mem_core.runtime.session.opening.wiring import wire
+from mem_core.runtime.session.opening.wiring import wire, worker_spec
 from mem_core.runtime.session.remote_service import RemoteService, fetch_record
 from mem_core.runtime.session.results.result_log import logging_problems
 
@@ -210,6 +211,7 @@ def prepare(held: Held) -> Prepared:
     """
     order, environment, state = held.order, held.examined.environment, held.state
     record = state.record()
+    born_now = record is None
     with order.ledger.bucket("op_build"):
         prepare_ops(held.request, order.settings, environment.device, environment.max_build_jobs, order.progress.note)
         try_compile(held.request, environment.device, held.server)
@@ -226,7 +228,8 @@ def prepare(held: Held) -> Prepared:
         length = length_of(order.request, data.epoch_rows)
         numbers = read_model_numbers(held.request.model.source, order.settings.model_cache_dir)
         record = born(asked, environment, model.fingerprint, data.fingerprint, data.encoding)
-        record = record.model_copy(update={"length": length, "router_loss": numbers.router_loss})
+        compiled = born_compiled(asked, numbers, environment, order.progress.note)
+        record = record.model_copy(update={"length": length, "router_loss": numbers.router_loss, "compiled": compiled})
         _refuse_other_life(held, record)  # before the folder says whose it is
         state.write_record(record)
     else:
@@ -239,10 +242,16 @@ def prepare(held: Held) -> Prepared:
     record = with_allowed_changes(record, request).model_copy(update={"length": length})
     if length.epochs is not None:
         order.progress.note(length_words(length, request))
+    shaped = reshaped(record, request, environment.threads_per_rank)
+    with order.ledger.bucket("op_build"):
+        spec = worker_spec(held, request, rows, shaped)
+        compiled = compile_ahead(held.server, spec, order.progress.note, born=born_now)
+    if spec.compiled:
+        record, shaped = (each.model_copy(update={"compiled": compiled}) for each in (record, shaped))
     if record != state.record():
         state.write_record(record)
     ranks = LocalRanks(held.server, state.folder / "live")
-    session = wire(held, ranks, request, rows, reshaped(record, request, environment.threads_per_rank))
+    session = wire(held, ranks, request, rows, shaped)
     return Prepared(held, data, model, session)
 
 

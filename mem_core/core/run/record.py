@@ -36,6 +36,7 @@ class RunRecord(Value):
     versions: dict[str, str] = {}
     encoding: dict[str, str] = Field(default={}, description="All that decides token ids, part by part; empty where it was not kept.")
     router_loss: bool = Field(default=False, description="Whether what the model adds to its own loss is trained on.")
+    compiled: bool | None = Field(default=None, description="Whether passes are compiled; None in runs that no rule was asked about.")
     born_unix_s: float = 0.0
     origin: ForkOrigin | None = Field(default=None, description="Of a run that began with another one's checkpoint.")
 

@@ -17,6 +17,8 @@ from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.errors import InternalError
 from mem_core.domain.plan import Hyperparams
 from mem_core.domain.request import TrainingSection
+from mem_core.runtime.compiled.inherited import prove_inherited, take_over
+from mem_core.runtime.compiled.loss import TARGETS
 from mem_core.runtime.deepspeed.engine_config import is_universal
 from mem_core.runtime.deepspeed.objective import ModelOutput
 from mem_core.runtime.deepspeed.one_rank import leave_out_sums_of_one, leave_out_what_ranks_need
@@ -24,6 +26,7 @@ from mem_core.runtime.deepspeed.snapshot import CollectingCheckpointEngine
 from mem_core.runtime.deepspeed.trainable import BASE_KEY, EVERY_PARAMETER, Trainable, refuse_other_base, weights_digest
 from mem_core.runtime.models.build import recompute_activations
 from mem_core.runtime.ranks.place import RankPlace
+from mem_core.runtime.ranks.worker.protocol import WorkerSpec
 
 _FLOOR_WORDS = "loss scale already at minimum"  # DeepSpeed raises a bare Exception; its wording is all that tells
 _ASKED_OPTIONS = ("weight_decay", "betas", "eps")  # the learning rate is set before every step
@@ -95,6 +98,7 @@ class Engine:
         self._half = "fp16" in config or "bf16" in config
         self._stage0_norm: float | None = None
         self._checkpointing = activation_checkpointing
+        self.compiled = False
         self.trainable = trainable
         self.base_digest = trainable.base_digest(model)
         optimizer = build_optimizer(model, training, trainable)
@@ -125,13 +129,19 @@ class Engine:
         if not torch.isfinite(norm):
             raise NonFiniteGradient(f"gradient norm {self._stage0_norm}")
 
-    def compile(self) -> None:
-        """torch.compile through the engine. Each padded length compiles once, in the first step that meets it."""
-        self.raw.compile()
+    def use_compiled(self, spec: WorkerSpec) -> None:
+        """From now on `summed_loss` is compiled. Raises EnvironmentUnfit: this process was not born with what that needs."""
+        prove_inherited(self.raw.module, spec)
+        take_over(self.raw.module)
+        self.compiled = True
 
     def forward(self, **inputs: torch.Tensor) -> ModelOutput:
         """What the model returns: logits of shape [rows, tokens, vocabulary], and whatever else it gives."""
         return self.raw(**inputs)
+
+    def summed_loss(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
+        """Summed cross-entropy of labels [rows, tokens]; only where the engine is `compiled`."""
+        return self.raw(**inputs, **{TARGETS: labels})
 
     def backward(self, loss: torch.Tensor) -> None:
         """Accumulate gradients of a loss that is already divided by the global token count."""

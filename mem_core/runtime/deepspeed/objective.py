@@ -15,6 +15,7 @@ import torch.nn.functional as functional
 from numpy.typing import NDArray
 
 from mem_core.core.memory.ladder import MicroBatch
+from mem_core.domain.errors import InternalError
 from mem_core.domain.request import RuntimeRequest
 from mem_core.runtime.data.serving.collate import Batch, collate
 from mem_core.runtime.data.serving.dataset import TokenDataset
@@ -36,6 +37,10 @@ class ModelOutput(Protocol):
 Forward = Callable[..., ModelOutput]
 """The model as an objective calls it: `input_ids` [rows, tokens], and of the same shape `attention_mask` where rows are padded, or
 `position_ids` where rows hold documents that do not see each other."""
+
+
+ForwardToLoss = Callable[..., torch.Tensor]
+"""As `Forward`, with labels [rows, tokens] before the keywords; returns their summed cross-entropy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,10 @@ class Objective(Protocol):
         """Summed loss of a batch on the model's device."""
         ...
 
+    def loss_in_one(self, summed_loss: ForwardToLoss, batch: Batch) -> SummedLoss:
+        """The same through a function that computes the loss together with the forward pass."""
+        ...
+
 
 @dataclass(frozen=True)
 class NextToken:
@@ -101,17 +110,29 @@ class NextToken:
 
     def loss(self, forward: Forward, batch: Batch) -> SummedLoss:
         """The model is never given labels, so that nothing of its own is added unseen."""
-        inputs: dict[str, Any] = {"input_ids": batch.input_ids}
-        if batch.attention_mask is not None:
-            inputs["attention_mask"] = batch.attention_mask
-        if batch.position_ids is not None:  # with a cache, transformers would not look for documents in the positions
-            inputs |= {"position_ids": batch.position_ids, "use_cache": False}
-        output, labels = forward(**inputs), labels_of(batch)
+        output, labels = forward(**inputs_of(batch)), labels_of(batch)
         tokens = summed_cross_entropy(output.logits, labels)
         if self.router is None:
             return SummedLoss(tokens)
         weights = (labels[:, 1:] != IGNORED_LABEL).sum(dim=1)
         return SummedLoss(tokens, self.router.summed(output.router_logits, batch.real_lengths, weights))
+
+
+    def loss_in_one(self, summed_loss: ForwardToLoss, batch: Batch) -> SummedLoss:
+        """What a model adds by itself cannot be had this way."""
+        if self.router is not None:
+            raise InternalError("a router's loss was asked of a compiled loss", remedy="Report this as a bug.")
+        return SummedLoss(summed_loss(labels_of(batch), **inputs_of(batch)))
+
+
+def inputs_of(batch: Batch) -> dict[str, Any]:
+    """What the model is called with."""
+    inputs: dict[str, Any] = {"input_ids": batch.input_ids}
+    if batch.attention_mask is not None:
+        inputs["attention_mask"] = batch.attention_mask
+    if batch.position_ids is not None:  # with a cache, transformers would not look for documents in the positions
+        inputs |= {"position_ids": batch.position_ids, "use_cache": False}
+    return inputs
 
 
 def objective_of(request: RuntimeRequest, pad_token_id: int, router: RouterLoss | None = None, *, apart: bool = False) -> Objective:

@@ -70,7 +70,10 @@ class Passes:
 
     def loss(self, data: TokenDataset, ids: np.ndarray, positions: tuple[int, ...], length: int) -> SummedLoss:
         """Summed loss of rows `ids[positions]`, padded to `length` tokens."""
-        return self.objective.loss(self._engine.forward, self.objective.batch(data, ids, positions, length).to(self._device))
+        batch = self.objective.batch(data, ids, positions, length).to(self._device)
+        if self._engine.compiled:
+            return self.objective.loss_in_one(self._engine.summed_loss, batch)
+        return self.objective.loss(self._engine.forward, batch)
 
     def score(self, data: TokenDataset, ids: np.ndarray, length: int) -> tuple[float, float, float]:
         """(summed loss, tokens that the model puts first and are right, tokens that count) of rows `ids`. Never with gradients."""

@@ -79,8 +79,8 @@ class DeepSpeedRunner:
         self.engine = Engine(
             model, config, self.request.training, activation_checkpointing=plan.activation_checkpointing, trainable=trainable
         )
-        if self.request.model.compile == "on":
-            self.engine.compile()
+        if spec.compiled:
+            self.engine.use_compiled(spec)
         router = RouterLoss.of(model) if spec.router_loss else None
         pad = pad_token_for(model, spec.pad_token_id)
         objective = objective_of(self.request, pad, router, apart=self._data.index.documents_apart)

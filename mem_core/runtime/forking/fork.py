@@ -92,6 +92,8 @@ def refuse_taken(folder: Path) -> None:
 def forked_record(record: RunRecord, branch: Branch, length: RunLength, came: ForkOrigin) -> RunRecord:
     """What the fork is: what its origin was, with another request."""
     update = {"run_id": branch.request.run_id, "request": branch.request, "length": length, "born_unix_s": time.time(), "origin": came}
+    if branch.request.model.compile != record.request.model.compile:  # else as the origin is, whose bits it shall have
+        update["compiled"] = {"on": True, "off": False}.get(branch.request.model.compile, record.compiled)
     return record.model_copy(update=update)
 
 

@@ -29,6 +29,7 @@ from mem_core.runtime.proof.replay_service import UNRECORDED_STEPS, ReplayServic
 from mem_core.runtime.ranks.local.processes import ForkServer
 from mem_core.runtime.ranks.local.ranks import LocalRanks
 from mem_core.runtime.ranks.worker.protocol import ReplayEvidence, WorkerSpec
+from mem_core.runtime.session.opening.compiling import compiled_as_recorded
 from mem_core.runtime.session.opening.prepare_service import prepare_tokens, with_model_at_hand
 from mem_core.runtime.session.opening.refusals import refuse_other_data
 
@@ -84,7 +85,7 @@ def spec_of(record: RunRecord, settings: Settings) -> WorkerSpec:
     return WorkerSpec(
         request=at_hand, device=record.device, dtype=record.dtype,  # type: ignore[arg-type]
         num_threads=record.threads_per_rank, data_folder=data.train_dir, validation_folder=None, pad_token_id=data.pad_token_id,
-        default_plan=record.default_plan, router_loss=record.router_loss,
+        default_plan=record.default_plan, router_loss=record.router_loss, compiled=compiled_as_recorded(record),
     )  # fmt: skip
 
 

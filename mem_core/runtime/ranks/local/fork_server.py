@@ -6,7 +6,8 @@ anything else, ends when its socket closes, and never touches the owner's main m
 
 Protocol on the sequenced-packet socket: the owner sends {"entry": "module:function", "log": path} with two descriptors
 (control connection, exit pipe). The server writes `pid N` to the exit pipe after the fork and `exit CODE` when the child is
-gone (negative: killed by that signal), so that each child has its own channel and nothing is shared.
+gone (negative: killed by that signal), so that each child has its own channel and nothing is shared. With "inside" in its order
+the function runs in the server, before anything else that is asked for: what it leaves in memory, later children are born with.
 """
 
 import contextlib
@@ -65,14 +66,49 @@ def serve(link) -> None:  # type: ignore[no-untyped-def]
             if not message:
                 return
             control_fd, exit_fd = descriptors
+            order = json.loads(message)
+            if order.get("inside"):
+                os.close(exit_fd)
+                _run_inside(control_fd, order["entry"])
+                continue
             pid = os.fork()
             if pid == 0:
                 for pipe in (wake_read, wake_write, *exit_pipes.values()):
                     os.close(pipe)
-                _run_child(link, control_fd, exit_fd, json.loads(message))
+                _run_child(link, control_fd, exit_fd, order)
             os.close(control_fd)
             exit_pipes[pid] = exit_fd
             _write(exit_fd, f"pid {pid}\n")
+
+
+def _run_inside(control_fd: int, entry: str) -> None:
+    """Run a function in a thread and wait for its end. The thread that forks must never have computed anything: OpenMP keeps its team
+    of threads with the thread that opened it, and a child of that one would wait for a team that it does not have."""
+    import gc
+    import threading
+    import traceback
+
+    def run() -> None:
+        try:
+            _called(entry, control_fd)
+        except BaseException:  # noqa: BLE001 - the server outlives whatever it is asked to run
+            traceback.print_exc()
+
+    thread = threading.Thread(target=run, name="inside")
+    thread.start()
+    thread.join()
+    gc.collect()
+    gc.freeze()  # as after the imports
+
+
+def _called(entry: str, control_fd: int) -> None:
+    """Call `module:function` with the connection, and close that."""
+    import importlib
+    from multiprocessing.connection import Connection
+
+    module, _, function = entry.partition(":")
+    with Connection(control_fd) as connection:
+        getattr(importlib.import_module(module), function)(connection)
 
 
 def _report_exits(exit_pipes: dict[int, int]) -> None:
@@ -107,13 +143,10 @@ def _run_child(link, control_fd: int, exit_fd: int, order: dict[str, str]) -> No
         os.dup2(log_fd, 2)
         os.close(log_fd)
         import faulthandler
-        import importlib
-        from multiprocessing.connection import Connection
 
         faulthandler.enable()
         faulthandler.register(signal.SIGUSR1, all_threads=True)
-        module, _, function = order["entry"].partition(":")
-        getattr(importlib.import_module(module), function)(Connection(control_fd))
+        _called(order["entry"], control_fd)
         code = 0
     except BaseException:  # noqa: BLE001 - the last frame of a process: everything is reported, nothing may escape
         import traceback

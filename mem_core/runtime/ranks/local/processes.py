@@ -9,8 +9,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from mem_core.domain.errors import EnvironmentUnfit
 from mem_core.infrastructure.machine.process_facts import tail
@@ -75,6 +77,12 @@ class ChildProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
 
+    def only_connection(self) -> Connection:
+        """Its connection, where there is no process to wait for."""
+        os.close(self._exit_fd)
+        self._exit_fd = -1
+        return self.connection
+
     def close(self) -> None:
         """Forget the child; its descriptors are closed. Nobody may wait on them any more."""
         self.connection.close()
@@ -123,6 +131,7 @@ class ForkServer:
         self.own_log = log_folder / f"fork-server-{os.getpid()}.log"
         self._lock = threading.Lock()
         self._closed = False
+        self._inside: set[str] = set()
         self._start()
 
     @classmethod
@@ -152,6 +161,7 @@ class ForkServer:
             ours.close()
             raise started[0]
         self._process, self._link = started[0], ours
+        self._inside.clear()
 
     def _open(self, theirs: socket.socket) -> "subprocess.Popen[bytes]":
         program = [
@@ -205,9 +215,13 @@ class ForkServer:
         Raises:
             EnvironmentUnfit: the server died and its replacement died too.
         """
+        return self._of_a_live_server(lambda: self._ask(entry, self._log_folder / log_name))
+
+    def _of_a_live_server(self, ask: Callable[[], ChildProcess | None]) -> ChildProcess:
+        """What this server gives, or the one that replaces it. Raises EnvironmentUnfit."""
         with self._lock:
             for _ in range(2):
-                child = self._ask(entry, self._log_folder / log_name) if self.alive() else None
+                child = ask() if self.alive() else None
                 if child is not None:
                     return child
                 if self._closed:
@@ -216,11 +230,34 @@ class ForkServer:
                 self._start()
         raise EnvironmentUnfit(f"the fork server has died: {_last_words(self.own_log)}", remedy=f"Read the last lines of {self.own_log}")
 
-    def _ask(self, entry: str, log_path: Path) -> ChildProcess | None:
+    def begin_inside(self, entry: str, order: Any, key: str) -> Connection | None:
+        """Have `module:function(connection)` run in the server itself, before whatever is asked for later; it is sent `order` first. The
+        connection tells what it says. None where this server was asked for `key` before: a new one, after a death, was not.
+
+        Raises:
+            EnvironmentUnfit: the server died and its replacement died too.
+        """
+        if self.alive() and key in self._inside:
+            return None
+        child = self._of_a_live_server(lambda: self._ask(entry, self.own_log, inside=True))
+        with contextlib.suppress(OSError):  # a server that died meanwhile
+            child.connection.send(order)
+        self._inside.add(key)
+        return child.only_connection()
+
+    def replace(self) -> None:
+        """End the server, whatever it is in, and start another in its place. Children that still live die with it."""
+        with self._lock:
+            self._process.kill()
+            self._process.wait()
+            self._link.close()
+            self._start()
+
+    def _ask(self, entry: str, log_path: Path, *, inside: bool = False) -> ChildProcess | None:
         ours, theirs = socket.socketpair()
         exit_read, exit_write = os.pipe()
         try:
-            order = json.dumps({"entry": entry, "log": str(log_path)}).encode()
+            order = json.dumps({"entry": entry, "log": str(log_path), "inside": inside}).encode()
             socket.send_fds(self._link, [order], [theirs.fileno(), exit_write])
         except OSError:
             ours.close()

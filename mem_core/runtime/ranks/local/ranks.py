@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 from mem_core.infrastructure.machine.process_facts import start_ticks
+from mem_core.runtime.compiled.order import COMPILE, key_of
 from mem_core.runtime.ranks.local.group import ENTRY, WorkerGroup
 from mem_core.runtime.ranks.local.processes import ForkServer
 from mem_core.runtime.ranks.port import Purpose, Watch
@@ -26,6 +27,8 @@ class LocalRanks:
     def start(self, spec: WorkerSpec, watch: Watch) -> WorkerGroup:
         """See `Ranks.start`."""
         _remove_folders_of_the_dead(self._live)
+        if spec.compiled:  # at once where the server has done it before; a new server compiles before it forks
+            self._server.begin_inside(COMPILE, spec, key_of(spec))
         corner = f"{os.getpid()}" if watch.purpose == "train" else f"{os.getpid()}-{watch.purpose}"
         folder = self._live / corner / f"try-{next(self._tries[watch.purpose]):04d}"
         return WorkerGroup(self._server, spec, folder, watch, self._entry)

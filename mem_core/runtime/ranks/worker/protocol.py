@@ -36,6 +36,8 @@ class WorkerSpec:
     """For a device's caching allocator, in torch's words; empty: as the environment says. Set after fragmentation."""
     router_loss: bool = False
     """Whether what the model adds to its own loss is trained on: runs that were born without it go on without it."""
+    compiled: bool = False
+    """Whether passes are computed by the compiled loss that ranks are born with."""
     most_steps: int | None = None
     """A process that has done so many steps ends its segment and is replaced. Set after one that grew until it was ended."""
 

@@ -25,6 +25,7 @@ from mem_core.runtime.session.checkpoint_service import BornWith, CheckpointServ
 from mem_core.runtime.session.ending import Ending
 from mem_core.runtime.session.live_ranks import LiveRanks, RanksSetup, Standing
 from mem_core.runtime.session.memory_service import MemoryService
+from mem_core.runtime.session.opening.compiling import compiled_as_recorded
 from mem_core.runtime.session.opening.prepare_service import with_model_at_hand
 from mem_core.runtime.session.opening.stages import Held
 from mem_core.runtime.session.results.evaluation_service import EvaluationService
@@ -50,7 +51,7 @@ def wire(held: Held, ranks: Ranks, request: RuntimeRequest, rows: PreparedRows, 
     manager = _manager(held, request, validator, record, book.held if request.evaluation.keep_best else frozenset)
     limit_bytes = next((budget.budget_bytes for budget in environment.memory if budget.kind == "host"), 0)
     checkpoints = _checkpoints(held, manager, limit_bytes, result_log(attempt, held.order.settings))
-    spec = _worker_spec(held, with_model_at_hand(request, held.order.settings), rows, record)
+    spec = worker_spec(held, request, rows, record)
     skips = SkipList(spec, held.state)
     if record != held.state.record():
         _reshard(held, ranks, manager, spec, record, skips)
@@ -145,12 +146,14 @@ def _advice(attempt: Attempt, held: Held, record: RunRecord) -> AdviceService:
     )  # fmt: skip
 
 
-def _worker_spec(held: Held, request: RuntimeRequest, rows: PreparedRows, record: RunRecord) -> WorkerSpec:
+def worker_spec(held: Held, request: RuntimeRequest, rows: PreparedRows, record: RunRecord) -> WorkerSpec:
+    """What the ranks of this attempt are told."""
     environment, data = held.examined.environment, rows.train
+    request = with_model_at_hand(request, held.order.settings)
     evaluation_folders = {name: prepared.train_dir for name, prepared in rows.evaluation.items()}
     return WorkerSpec(
         request=request, device=environment.device, dtype=environment.dtype, num_threads=record.threads_per_rank,
         data_folder=data.train_dir, validation_folder=data.validation_dir, pad_token_id=data.pad_token_id,
         default_plan=record.default_plan, evaluation_folders=evaluation_folders, on_built=held.order.options.on_built,
-        router_loss=record.router_loss,
+        router_loss=record.router_loss, compiled=compiled_as_recorded(record),
     )  # fmt: skip
