@@ -1,95 +1,189 @@
-"""Steps/s of a MEM run ÷ a bare DeepSpeed loop (DESIGN §7), in the order A B A B..., medians printed.
+"""Steps/s of a MEM run of a million steps ÷ loops that people write by hand: DeepSpeed's, eager and compiled, and the Trainer with DeepSpeed.
 
-MEM's figure is taken from segment 2 to the last commit of a whole `mem train` with default checkpointing and validation; the
-bare loop does the same number of steps with the same model, rows, micro-batch, clipping, optimizer and threads.
+All sides stay alive, each in a process of its own, and take turns in blocks of some hundred steps, in the order A B B A: MEM trains two
+segments, every partner has done one block before and one after them. MEM's block is a whole segment of `mem train` with default
+checkpointing and validation, until its checkpoint is validated; only then a partner begins. Partners have the same model, rows,
+micro-batch, clipping, optimizer kernel and threads, and save nothing. Medians and spread of the pairs' ratios are printed.
 
-With `--trainer-python` Hugging Face's Trainer with DeepSpeed is measured too (it needs accelerate, which MEM does not).
+A run of a million steps is compiled by the rule of `model.compile: auto`; `--set model.compile=off` measures eager against eager.
+The Trainer's parts need `accelerate`, and say so where it is missing.
 
-    python tests/benchmarks/overhead.py [--steps 3000] [--rounds 3] [--zero-stage 1] [--set training.segment_steps=1000]
+    python tests/benchmarks/overhead.py [--pairs 10] [--block-steps 500] [--rows 8] [--length 128] [--zero-stage 1] [--set KEY=VALUE]
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from measuring import parsed, spread
 
-from mem_core.core.run.state_manager import RunRecord, read_journal
-from mem_core.domain.events import CheckpointCommitted, SegmentEnded
+from mem_core.core.run.record import record_of
+from mem_core.core.run.state_manager import read_journal
+from mem_core.domain.events import CheckpointJudged
+from mem_core.infrastructure.request.file import apply_overrides, build_request
 from mem_core.infrastructure.settings import Settings, child_environment
+from mem_core.infrastructure.telemetry.progress import NoProgress
+from mem_core.testing.driver import drive
 
 HERE = Path(__file__).parent
+PARTNERS = {
+    "bare DeepSpeed, eager": ("bare_deepspeed_loop.py", False),
+    "bare DeepSpeed, engine.compile()": ("bare_deepspeed_loop.py", True),
+    "Trainer with DeepSpeed, eager": ("hf_trainer_loop.py", False),
+    "Trainer with DeepSpeed, compiled": ("hf_trainer_loop.py", True),
+}
 
 
-def mem_steps_per_s(store: Path, run_id: str, arguments: argparse.Namespace) -> tuple[float, Path]:
-    """One whole run; returns steps/s from segment 2 to the last commit, and the run folder."""
-    request = {
-        "run_id": run_id, "store": str(store), "device": "cpu",
-        "training": {"max_steps": arguments.steps + 500, "segment_steps": 500},
-        "parallel": {"zero_stage": arguments.zero_stage},
-    }  # fmt: skip
-    path = store / f"{run_id}.json"
-    path.write_text(json.dumps(request))
-    overrides = [part for value in arguments.set for part in ("--set", value)]
-    subprocess.run([str(Path(sys.prefix) / "bin" / "mem"), "train", str(path), *overrides], check=True, capture_output=True)
-    lines = read_journal(store / run_id / "journal")
-    ended = [line for line in lines if isinstance(line.event, SegmentEnded)]
-    committed = [line for line in lines if isinstance(line.event, CheckpointCommitted)]
-    first, last = ended[0], committed[-1]
-    steps = last.event.step - ended[0].event.outcome.to_step  # type: ignore[union-attr]
-    return steps / (last.time_unix_s - first.time_unix_s), store / run_id
+class Notes(NoProgress):
+    """Says what the run says."""
+
+    def note(self, text: str) -> None:
+        """On standard error, beside the figures."""
+        print(text, file=sys.stderr, flush=True)
 
 
-def baseline_steps_per_s(python: str, script: str, folder: Path, arguments: argparse.Namespace) -> float:
-    """A baseline's loop on the rows that the run prepared."""
-    record = RunRecord.model_validate_json((folder / "run.json").read_bytes())
-    settings = Settings.from_environment()
-    order = {
-        "threads": record.threads_per_rank, "batch": record.request.training.global_batch_size,
-        "sequence_length": record.request.data.sequence_length, "model": record.request.model.source,
-        "zero_stage": arguments.zero_stage, "data": str(settings.data_cache_dir / record.data_fingerprint / "train"),
-        "warmup": 300, "steps": arguments.steps,
-    }  # fmt: skip
-    environment = child_environment(settings, device="cpu", threads_per_rank=record.threads_per_rank)
-    port = str(29500 + os.getpid() % 1000)  # the Trainer makes its own process group
-    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    result = subprocess.run(
-        [python, str(HERE / script), json.dumps(order)],
-        check=True, capture_output=True, text=True,
-        env={**environment, **ranks, "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *sys.path])},
-    )  # fmt: skip
-    answer = json.loads(result.stdout.splitlines()[-1])
-    return answer["steps"] / answer["seconds"]
+class Enough(Exception):
+    """All pairs are measured: the run of a million steps need not go on."""
+
+
+class Partner:
+    """A baseline's process. It does a block of steps when it is told so, and says how long that took."""
+
+    def __init__(self, name: str, folder: Path, arguments: argparse.Namespace) -> None:
+        script, compiled = PARTNERS[name]
+        record, settings = record_of(folder), Settings.from_environment()
+        order = {
+            "threads": record.threads_per_rank, "batch": record.request.training.global_batch_size, "compile": compiled,
+            "sequence_length": record.request.data.sequence_length, "model": record.request.model.source,
+            "zero_stage": arguments.zero_stage, "data": str(settings.data_cache_dir / record.data_fingerprint / "train"),
+            "block_steps": arguments.block_steps,
+        }  # fmt: skip
+        environment = child_environment(settings, device="cpu", threads_per_rank=record.threads_per_rank)
+        port = str(29500 + os.getpid() % 1000 + list(PARTNERS).index(name))  # the Trainer makes its own process group
+        ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        self.log = folder / f"{script}-{compiled}.log"
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / script), json.dumps(order)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log.open("wb"), text=True,
+            env={**environment, **ranks, "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *sys.path])},
+        )  # fmt: skip
+
+    def block_s(self) -> float:
+        """One block, in seconds."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith("block "):
+                return float(line.removeprefix("block "))
+        raise RuntimeError(f"a baseline ended: {self.log.read_text()[-2000:]}")
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+
+
+@dataclass
+class Turns:
+    """Called before each segment of MEM's run."""
+
+    arguments: argparse.Namespace
+    partners: dict[str, Partner] = field(default_factory=dict[str, Partner])
+    ours: list[float] = field(default_factory=list[float])
+    theirs: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    _began_s: float = 0.0
+    _at_step: int = 0
+
+    def __call__(self, session: Any, segment: Any) -> None:
+        """End MEM's block when its checkpoint is proven; let the others have theirs after every second one."""
+        number, folder = segment.segment_index, session.attempt.state.folder
+        if number > 0:
+            step = segment.from_step
+            wait_validated(folder, step)
+            if number > self.arguments.warm_up:
+                self.ours.append((step - self._at_step) / (time.perf_counter() - self._began_s))
+            self._at_step = step
+            if number == self.arguments.warm_up:
+                self._start(folder)
+            if number >= self.arguments.warm_up and (number - self.arguments.warm_up) % 2 == 0:
+                self._others(blocks=1 if number == self.arguments.warm_up else 2)
+        if len(self.ours) >= self.arguments.pairs:
+            raise Enough
+        self._began_s = time.perf_counter()
+
+    def _start(self, folder: Path) -> None:
+        for name in self.arguments.partners:
+            self.partners[name] = Partner(name, folder, self.arguments)
+            self.theirs[name] = []
+            for _ in range(2):
+                self.partners[name].block_s()  # imports, compiling and the first steps are nobody's block
+
+    def _others(self, blocks: int) -> None:
+        for _ in range(blocks):
+            for name, partner in self.partners.items():
+                self.theirs[name].append(partner.block_s())
+
+    def close(self) -> None:
+        """End all partners."""
+        for partner in self.partners.values():
+            partner.close()
+
+
+def wait_validated(folder: Path, step: int) -> None:
+    """Until the checkpoint of this step is proven and nothing of MEM is at work."""
+    while not any(isinstance(line.event, CheckpointJudged) and line.event.verdict.step == step for line in read_journal(folder / "journal")):
+        time.sleep(0.002)
 
 
 def main() -> None:
-    """Measure in alternation and print medians and the ratio of each pair."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--rounds", type=int, default=3)
+    """Measure in turns; print medians and the ratio of each pair."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=10, help="an even number")
+    parser.add_argument("--warm-up", type=int, default=2, help="segments before the first pair")
+    parser.add_argument("--steps", type=int, default=1_000_000, help="of the run, which is left when all pairs are measured")
+    parser.add_argument("--block-steps", type=int, default=1000, help="of a partner; MEM's are its segments: of as many, if not more")
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--zero-stage", type=int, default=1)
     parser.add_argument("--set", action="append", default=[])
-    parser.add_argument("--trainer-python", default="", help="a Python that has accelerate beside everything else: adds the Trainer")
-    arguments = parsed(parser, steps=600, rounds=1)
-    ours, bare, trainer = [], [], []
+    parser.add_argument("--partners", type=lambda text: text.split(";"), default=list(PARTNERS), help=f"some of: {'; '.join(PARTNERS)}")
+    short = {"pairs": 2, "warm_up": 1, "block_steps": 20, "steps": 1_000, "partners": list(PARTNERS)[:1], "set": ["model.compile=off"]}  # fmt: skip
+    arguments = parsed(parser, **short)
+    if importlib.util.find_spec("accelerate") is None:
+        print("the Trainer is left out: accelerate is not installed")
+        arguments.partners = [name for name in arguments.partners if not name.startswith("Trainer")]
     with tempfile.TemporaryDirectory() as scratch:
-        for number in range(arguments.rounds):
-            rate, folder = mem_steps_per_s(Path(scratch), f"overhead-{number}", arguments)
-            ours.append(rate)
-            bare.append(baseline_steps_per_s(sys.executable, "bare_deepspeed_loop.py", folder, arguments))
-            line = f"round {number}: MEM {ours[-1]:.1f} steps/s, bare DeepSpeed {bare[-1]:.1f} steps/s, ratio {ours[-1] / bare[-1]:.3f}"
-            if arguments.trainer_python:
-                trainer.append(baseline_steps_per_s(arguments.trainer_python, "hf_trainer_loop.py", folder, arguments))
-                line += f"; Trainer {trainer[-1]:.1f} steps/s, ratio {ours[-1] / trainer[-1]:.3f}"
-            print(line, flush=True)
-    pairs = [a / b for a, b in zip(ours, bare, strict=True)]
-    print(f"steps/s: MEM {spread(ours, 1)}, bare {spread(bare, 1)}; ratio {spread(pairs)}")
-    if trainer:
-        print(f"steps/s: Trainer {spread(trainer, 1)}; ratio of MEM to it {spread([a / b for a, b in zip(ours, trainer, strict=True)])}")
+        turns = Turns(arguments)
+        request = {
+            "run_id": "overhead", "store": scratch, "device": "cpu", "data": {"sequence_length": arguments.length},
+            "training": {"max_steps": arguments.steps, "segment_steps": arguments.block_steps, "global_batch_size": arguments.rows},
+            "parallel": {"zero_stage": arguments.zero_stage},
+        }  # fmt: skip
+        try:
+            drive(build_request(apply_overrides(request, arguments.set)), before_segment=turns, progress=Notes())
+        except Enough:
+            tell(turns, compiled=bool(record_of(Path(scratch) / "overhead").compiled))
+        finally:
+            turns.close()
+
+
+def tell(turns: Turns, *, compiled: bool) -> None:
+    """Rates and the ratios of neighbours."""
+    steps = turns.arguments.block_steps
+    size = f"{turns.arguments.rows} x {turns.arguments.length} tokens"
+    print(f"MEM ({size}, {'compiled' if compiled else 'eager'}): {spread(turns.ours, 1)} steps/s")
+    for name, blocks in turns.theirs.items():
+        ratios = [ours * theirs / steps for ours, theirs in zip(turns.ours, blocks, strict=False)]
+        print(f"{name}: {spread([steps / each for each in blocks], 1)} steps/s; MEM ÷ it {spread(ratios)}")
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ class EnvironmentDoctor:
             compute.batch_finding(request, rows),
             *compute.schedule_findings(request),
             *(_budget_finding(budget) for budget in budgets),
-            *(compute.model_findings(request, model) if model is not None else ()),
+            *((compute.compile_finding(request, model, device, dtype), *compute.model_findings(request, model)) if model else ()),
             *(memory.memory_findings(model, request, dtype, device, budgets, rows) if model is not None else ()),
             *(storage.data_findings(data) if data is not None else ()),
             *storage.store_findings(request, observations),

@@ -36,7 +36,11 @@ class ModelSection(Section):
     activation_checkpointing: Literal["auto", "on", "off"] = Field(
         default="auto", description="Recompute activations in the backward pass to save memory."
     )
-    compile: Literal["auto", "on", "off"] = Field(default="auto", description="torch.compile through the engine; auto leaves it off.")
+    compile: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="Compile forward pass and loss before the first step, which takes a minute or more once; auto does so on a CPU where "
+        "the run is long enough to win it back. Chosen at the run's birth. Not at ZeRO stage 3.",
+    )
     lora: LoraSection | None = Field(
         default=None, title="LoRA", description="Low-rank adapters: the model's own weights stay as they are. null trains the weights."
     )

@@ -27,29 +27,42 @@ def take_over(module: torch.nn.Module) -> None:
     module.forward = forward
 
 
-def prove_inherited(module: torch.nn.Module, spec: WorkerSpec) -> None:
-    """Take every canonical pass once where compiling anew is an error; afterwards a pass that no version fits goes on uncompiled.
+def make_ready(module: torch.nn.Module, spec: WorkerSpec) -> None:
+    """Take every canonical pass once; afterwards a pass that no version fits goes on uncompiled.
 
-    Which passes that are follows from their sizes alone, as the versions do. Costs some milliseconds and leaves no gradient.
+    Which passes that are follows from their sizes alone, as the versions do. On a CPU, where this process was born with what it needs,
+    compiling anew is an error: it costs some milliseconds. A device must not be touched before the fork, so there the rank compiles
+    for itself, from what the disk has kept. Leaves no gradient.
 
     Raises:
         EnvironmentUnfit: this process was born without the compiled code of this run, or its engine does not fit it.
     """
     add_in_one_order()
+    if spec.device == "cpu":
+        _prove_inherited(module, spec)
+    else:
+        _take_every_pass(module, spec)
+    torch.compiler.set_stance("eager_on_recompile")
+
+
+def _prove_inherited(module: torch.nn.Module, spec: WorkerSpec) -> None:
     problem = standing().problems.get(key_of(spec), "it was forked before anything was compiled")
     if problem:
         raise _not_at_hand(problem)
-    loss, device = compiled_loss(), next(module.parameters()).device
     try:
         with torch.compiler.set_stance("fail_on_recompile"):
-            for each in passes_of(spec):
-                labels, inputs = each.tensors(device)
-                gradients(loss(module, labels, inputs), module)
+            _take_every_pass(module, spec)
     except RuntimeError as exc:
         if memory_kind(exc) is not None:
             raise
         raise _not_at_hand(str(exc)) from exc
-    torch.compiler.set_stance("eager_on_recompile")
+
+
+def _take_every_pass(module: torch.nn.Module, spec: WorkerSpec) -> None:
+    loss, device = compiled_loss(), next(module.parameters()).device
+    for each in passes_of(spec):
+        labels, inputs = each.tensors(device)
+        gradients(loss(module, labels, inputs), module)
 
 
 def _not_at_hand(problem: str) -> EnvironmentUnfit:

@@ -17,7 +17,7 @@ from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.errors import InternalError
 from mem_core.domain.plan import Hyperparams
 from mem_core.domain.request import TrainingSection
-from mem_core.runtime.compiled.inherited import prove_inherited, take_over
+from mem_core.runtime.compiled.inherited import make_ready, take_over
 from mem_core.runtime.compiled.loss import TARGETS
 from mem_core.runtime.deepspeed.engine_config import is_universal
 from mem_core.runtime.deepspeed.objective import ModelOutput
@@ -131,7 +131,7 @@ class Engine:
 
     def use_compiled(self, spec: WorkerSpec) -> None:
         """From now on `summed_loss` is compiled. Raises EnvironmentUnfit: this process was not born with what that needs."""
-        prove_inherited(self.raw.module, spec)
+        make_ready(self.raw.module, spec)
         take_over(self.raw.module)
         self.compiled = True
 
