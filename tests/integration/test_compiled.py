@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mem_core.domain.plan import MemoryPlan, MemoryPlanChange
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.run import RunResult
 from mem_core.testing.memory_faults import PlannedOom, fail_allocations, fired
@@ -78,7 +79,7 @@ def passes_in_order(runner: Any, folder: Path, seed: int) -> None:
         inputs: dict[str, Any] = {"input_ids": tokens}
         if padded:
             inputs["attention_mask"] = torch.ones_like(tokens).index_fill_(1, torch.tensor([length - 1]), 0)
-        found = torch.autograd.grad(module(targets=tokens, **inputs), trained)
+        found = torch.autograd.grad(module(targets=tokens.clone(), **inputs), trained)
         said[f"{rows} x {length} {padded}"] = hashlib.sha256(b"".join(each.numpy().tobytes() for each in found)).hexdigest()
     told.write_text(json.dumps(said, sort_keys=True))
 
@@ -95,6 +96,7 @@ def test_in_pieces_with_ranks_killed_it_is_the_run_left_in_peace(drive: Drive, d
     assert (tmp_path / "passes-1.json").read_text() == (tmp_path / "passes-2.json").read_text()
     eager = drive(request.model_copy(update={"run_id": "eager", "model": request.model.model_copy(update={"compile": "off"})}))
     assert digests(eager) != digests(whole)
+    assert "not compiled" not in console.text
     assert eager.loss_last == pytest.approx(whole.loss_last, rel=1e-4)
 
 
@@ -106,6 +108,19 @@ def test_splits_forced_by_failed_allocations_have_the_bits_of_a_twin(drive: Driv
     twin = drive(request.model_copy(update={"run_id": "twin"}), options=replaying(recorded(found)))
     assert digests(twin) == digests(found)
     assert found.ooms_absorbed == 3
+
+
+def test_rows_of_plain_text_are_compiled_too_and_what_is_not_is_said(drive: Drive, nano: Callable[..., RuntimeRequest]) -> None:
+    """Where every label counts, labels and inputs are one tensor. A plan that begins to recompute activations leaves compiled passes."""
+    training = {"max_steps": 4, "segment_steps": 2, "warmup_steps": 0}
+    request = nano("text", model={"compile": "on"}, training=training, data={"sequence_length": 96, "validation": None})
+    recompute = MemoryPlanChange(batch_index=1, plan=MemoryPlan(micro_batch_rows=8, activation_checkpointing=True), reason="a test")
+    said = {}
+    for name, changes in (("text", ()), ("recomputed", (recompute,))):
+        drive(request.model_copy(update={"run_id": name}), progress=(console := Console()), options=replaying(changes))
+        said[name] = console.text
+    assert "not compiled" not in said["text"]
+    assert said["recomputed"].count("passes of this segment were not compiled") == 1
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,11 +17,27 @@ MOST_VERSIONS = 64  # of one function; torch's own limit of 8 is for versions th
 CompiledLoss = Callable[[torch.nn.Module, torch.Tensor, dict[str, Any]], torch.Tensor]
 
 
+@dataclass(slots=True)
+class Uncompiled:
+    """How many passes of this process no compiled version fitted."""
+
+    passes: int = 0
+
+
+@functools.cache
+def uncompiled() -> Uncompiled:
+    """Of this process, as the versions are."""
+    return Uncompiled()
+
+
 def token_loss(module: torch.nn.Module, labels: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
     """Summed cross-entropy of `labels` [rows, tokens] under the model's logits for `inputs`.
 
-    The class's own forward is called: the instance's may have been replaced by one that leads here.
+    The class's own forward is called: the instance's may have been replaced by one that leads here. What is compiled never runs the line
+    that counts; where torch falls back to this function as it stands, it says nothing, so that it has to be noticed here.
     """
+    if not torch.compiler.is_compiling():
+        uncompiled().passes += 1
     return summed_cross_entropy(type(module).forward(module, **inputs).logits, labels)
 
 

@@ -18,7 +18,7 @@ from mem_core.domain.errors import InternalError
 from mem_core.domain.plan import Hyperparams
 from mem_core.domain.request import TrainingSection
 from mem_core.runtime.compiled.inherited import make_ready, take_over
-from mem_core.runtime.compiled.loss import TARGETS
+from mem_core.runtime.compiled.loss import TARGETS, uncompiled
 from mem_core.runtime.deepspeed.engine_config import is_universal
 from mem_core.runtime.deepspeed.objective import ModelOutput
 from mem_core.runtime.deepspeed.one_rank import leave_out_sums_of_one, leave_out_what_ranks_need
@@ -143,6 +143,11 @@ class Engine:
         """Summed cross-entropy of labels [rows, tokens]; only where the engine is `compiled`."""
         summed: Any = self.forward(**inputs, **{TARGETS: labels})  # one way into the model, for whoever watches passes
         return summed
+
+    def take_uncompiled_passes(self) -> int:
+        """How many passes since the last time were computed uncompiled, though the engine is `compiled`."""
+        found, uncompiled().passes = uncompiled().passes, 0
+        return found
 
     def backward(self, loss: torch.Tensor) -> None:
         """Accumulate gradients of a loss that is already divided by the global token count."""

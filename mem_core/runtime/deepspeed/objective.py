@@ -122,7 +122,10 @@ class NextToken:
         """What a model adds by itself cannot be had this way."""
         if self.router is not None:
             raise InternalError("a router's loss was asked of a compiled loss", remedy="Report this as a bug.")
-        return SummedLoss(summed_loss(labels_of(batch), **inputs_of(batch)))
+        labels = labels_of(batch)
+        if labels is batch.input_ids:  # what is compiled for two tensors is not used for one that comes twice
+            labels = labels.clone()
+        return SummedLoss(summed_loss(labels, **inputs_of(batch)))
 
 
 def inputs_of(batch: Batch) -> dict[str, Any]:

@@ -152,6 +152,7 @@ class DeepSpeedRunner:
             duration_s=trained_s - started_s,
             save_stall_s=done_s - trained_s,
             columns=columns.arrays() if self.place.rank == 0 else {},
+            uncompiled_passes=self.engine.take_uncompiled_passes(),
             replace_reason=self.memory.replace_reason,
         )
 

@@ -42,6 +42,7 @@ class SegmentService:
     pace: RunPace
     born_with: BornWith
     failed_batches: frozenset[int] = frozenset()
+    _told_uncompiled: bool = False
 
     @property
     def standing(self) -> Standing:
@@ -136,6 +137,8 @@ class SegmentService:
         outcome = completed(before, done)
         self._emit(SegmentEnded(segment_index=segment_index, outcome=outcome))
         self._emit(self.attempt.ledger.drain())
+        if done.uncompiled_passes:
+            self._tell_uncompiled(done)
         if done.replace_reason:
             self.attempt.note(f"memory: the workers are replaced before the next segment: {done.replace_reason}")
             self.ranks.spend()
@@ -143,6 +146,15 @@ class SegmentService:
             self.ranks.spend()  # no further step will come from it
             return SegmentInterrupted(by=self.attempt.stop.by, to_step=step)
         return outcome
+
+    def _tell_uncompiled(self, done: SegmentDone) -> None:
+        """Once in an attempt: how often does not matter to the result, since the sizes of a pass alone decide it."""
+        if not self._told_uncompiled:
+            self._told_uncompiled = True
+            self.attempt.note(
+                f"{done.uncompiled_passes} passes of this segment were not compiled: they recompute activations, or no compiled version "
+                "fits their sizes; the same passes are never compiled anywhere, so nothing changes but the time"
+            )
 
     def _failed(self, segment_index: int, failure: SegmentFailure) -> SegmentFailed:
         self.attempt.ledger.move("productive", "redone", 1e12)  # what the lost try did is done again

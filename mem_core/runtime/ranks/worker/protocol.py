@@ -113,6 +113,8 @@ class SegmentDone:
     duration_s: float
     save_stall_s: float
     columns: dict[str, Any] = field(default_factory=dict)
+    uncompiled_passes: int = 0
+    """Of a run that is compiled: how many passes were not, since no compiled version fitted them."""
     replace_reason: str = ""
     """Why the workers should be replaced before the next segment (a leak); empty: they go on."""
 
