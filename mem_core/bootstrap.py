@@ -37,9 +37,9 @@ from mem_core.runtime.ranks.local.ranks import LocalRanks
 from mem_core.runtime.session.opening.advisers import advice_problems, planner_of, policy_engine
 from mem_core.runtime.session.opening.already_there import Resuming, problems_of_run
 from mem_core.runtime.session.opening.birth import born, with_allowed_changes
+from mem_core.runtime.session.opening.compiling import born_compiled, compile_ahead
 from mem_core.runtime.session.opening.engine_probe import probe_engine
 from mem_core.runtime.session.opening.orphans import with_orphans
-from mem_core.runtime.session.opening.compiling import born_compiled, compile_ahead
 from mem_core.runtime.session.opening.prepare_service import (
     look_at_rows,
     prepare_evaluation,

@@ -140,7 +140,9 @@ class Turns:
 
 def wait_validated(folder: Path, step: int) -> None:
     """Until the checkpoint of this step is proven and nothing of MEM is at work."""
-    while not any(isinstance(line.event, CheckpointJudged) and line.event.verdict.step == step for line in read_journal(folder / "journal")):
+    while not any(
+        isinstance(line.event, CheckpointJudged) and line.event.verdict.step == step for line in read_journal(folder / "journal")
+    ):
         time.sleep(0.002)
 
 

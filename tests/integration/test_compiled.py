@@ -90,7 +90,9 @@ def test_in_pieces_with_ranks_killed_it_is_the_run_left_in_peace(drive: Drive, d
     console = Console()
     whole = drive(request, progress=console, options=with_port(partial(passes_in_order, folder=tmp_path, seed=1)))
     assert "passes are compiled" in console.text or "compiling" not in console.text  # the shared fork server may have done it before
-    pieces = drive(in_segments(request, "pieces", 4), before_segment=kill_a_rank, options=with_port(partial(passes_in_order, folder=tmp_path, seed=2)))
+    pieces = drive(
+        in_segments(request, "pieces", 4), before_segment=kill_a_rank, options=with_port(partial(passes_in_order, folder=tmp_path, seed=2))
+    )
     assert digests(pieces) == digests(whole)
     assert pieces.restarts > 0
     assert (tmp_path / "passes-1.json").read_text() == (tmp_path / "passes-2.json").read_text()

@@ -145,7 +145,9 @@ def batch_finding(request: RuntimeRequest, rows: int) -> Finding:
 def compile_finding(request: RuntimeRequest, model: ModelNumbers, device: Device, dtype: Dtype) -> Finding:
     """Whether passes are compiled, by the rule that decides it when the run is born."""
     if request.training.epochs is not None and request.model.compile == "auto":
-        return Finding(check="compile", severity="ok", observed="whether passes are compiled follows from the steps that the epochs come to")
+        return Finding(
+            check="compile", severity="ok", observed="whether passes are compiled follows from the steps that the epochs come to"
+        )
     choice = compilation_of(request, model, device, dtype, request.training.max_steps)
     if not choice.wanted:
         severity = "warning" if request.model.compile == "on" else "ok"

@@ -37,7 +37,7 @@ def make_ready(module: torch.nn.Module, spec: WorkerSpec) -> None:
     Raises:
         EnvironmentUnfit: this process was born without the compiled code of this run, or its engine does not fit it.
     """
-    add_in_one_order()
+    add_in_one_order(spec)
     if spec.device == "cpu":
         _prove_inherited(module, spec)
     else:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mem_core.runtime.deepspeed.objective import summed_cross_entropy
+from mem_core.runtime.ranks.worker.protocol import WorkerSpec
 
 TARGETS = "targets"
 """Keyword under which a model that was taken over is handed labels, and then returns its summed loss."""
@@ -57,11 +58,11 @@ def compiled_loss() -> CompiledLoss:
 
 
 @contextmanager
-def same_bits() -> Iterator[None]:
-    """Within it, what is compiled adds gradients up in one order, whatever its threads do; see `add_in_one_order`."""
+def same_bits(spec: WorkerSpec) -> Iterator[None]:
+    """Within it, what is compiled adds gradients up in one order; see `add_in_one_order`."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filled = torch.utils.deterministic.fill_uninitialized_memory
-    add_in_one_order()
+    add_in_one_order(spec)
     try:
         yield
     finally:
@@ -69,12 +70,14 @@ def same_bits() -> Iterator[None]:
         torch.utils.deterministic.fill_uninitialized_memory = filled
 
 
-def add_in_one_order() -> None:
+def add_in_one_order(spec: WorkerSpec) -> None:
     """For the rest of this process. Compiled code of an embedding's gradient otherwise adds with atomics from all threads at once:
-    with two of them, 23 different gradients were counted in 30 equal passes. It costs no time that could be measured.
+    with two of them, 23 different gradients were counted in 30 equal passes. One thread of a CPU has one order by itself.
 
     Whatever has no such form goes on as it is, with a warning; memory that nothing was written to yet is not filled.
     """
+    if spec.device == "cpu" and spec.num_threads == 1:
+        return
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False
 

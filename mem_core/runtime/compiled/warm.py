@@ -75,7 +75,7 @@ def compile_all(spec: WorkerSpec, told: Callable[[Compiling], None]) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(spec.num_threads)  # inductor writes that number into what it makes
     try:
-        with same_bits():
+        with same_bits(spec):
             module = model_of(spec)
             passes = passes_of(spec)
             for number, each in enumerate(passes, 1):

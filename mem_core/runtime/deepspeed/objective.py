@@ -117,7 +117,6 @@ class NextToken:
         weights = (labels[:, 1:] != IGNORED_LABEL).sum(dim=1)
         return SummedLoss(tokens, self.router.summed(output.router_logits, batch.real_lengths, weights))
 
-
     def loss_in_one(self, summed_loss: ForwardToLoss, batch: Batch) -> SummedLoss:
         """What a model adds by itself cannot be had this way."""
         if self.router is not None:

@@ -146,6 +146,19 @@ class Helpers(Protocol):
         ...
 
 
+class HelperServer(Helpers, Protocol):
+    """`Helpers` that come from one process, which can be made to have something in memory that they are born with."""
+
+    def begin_inside(self, entry: str, order: Any, key: str) -> Connection | None:
+        """Have `module:function(connection)` run in that process itself, before whatever is asked for later; it is sent `order` first.
+        The connection tells what it says. None where it was asked for `key` before. Raises EnvironmentUnfit."""
+        ...
+
+    def replace(self) -> None:
+        """End that process, whatever it is in, and start another in its place."""
+        ...
+
+
 class Pulse(Protocol):
     """A rank's sign of life, which whoever watches it reads as a `Heartbeat`. Costs a few microseconds: it is called at every step."""
 

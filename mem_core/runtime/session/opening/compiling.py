@@ -11,7 +11,7 @@ from mem_core.domain.environment import EnvironmentReport, ModelNumbers
 from mem_core.domain.errors import EnvironmentUnfit
 from mem_core.domain.request import RuntimeRequest
 from mem_core.runtime.compiled.order import COMPILE, Compiling, key_of
-from mem_core.runtime.ranks.local.processes import ForkServer
+from mem_core.runtime.ranks.port import HelperServer
 from mem_core.runtime.ranks.worker.protocol import WorkerSpec
 
 DEADLINE_S = 1800.0
@@ -32,7 +32,7 @@ def compiled_as_recorded(record: RunRecord) -> bool:
     return recorded and not hindrance_of(record.request)  # its shape may have changed since
 
 
-def compile_ahead(server: ForkServer, spec: WorkerSpec, note: Callable[[str], None], *, born: bool) -> bool:
+def compile_ahead(server: HelperServer, spec: WorkerSpec, note: Callable[[str], None], *, born: bool) -> bool:
     """Compile what `spec` needs, where it asks for it; returns whether ranks will be compiled.
 
     What cannot be compiled goes on eager, and says so, unless the request insists on it. `born`: the run has done nothing yet.
