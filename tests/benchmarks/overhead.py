@@ -1,4 +1,4 @@
-"""Steps/s of a MEM run of a million steps ÷ loops that people write by hand: DeepSpeed's, eager and compiled, and the Trainer with DeepSpeed.
+"""Steps/s of a MEM run of a million steps ÷ loops that people write by hand with DeepSpeed and with the Trainer, eager and compiled.
 
 All sides stay alive, each in a process of its own, and take turns in blocks of some hundred steps, in the order A B B A: MEM trains two
 segments, every partner has done one block before and one after them. MEM's block is a whole segment of `mem train` with default
@@ -78,7 +78,8 @@ class Partner:
 
     def block_s(self) -> float:
         """One block, in seconds."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
         for line in self._process.stdout:
@@ -140,10 +141,10 @@ class Turns:
 
 def wait_validated(folder: Path, step: int) -> None:
     """Until the checkpoint of this step is proven and nothing of MEM is at work."""
-    while not any(
-        isinstance(line.event, CheckpointJudged) and line.event.verdict.step == step for line in read_journal(folder / "journal")
-    ):
+    judged = set[int]()
+    while step not in judged:
         time.sleep(0.002)
+        judged = {line.event.verdict.step for line in read_journal(folder / "journal") if isinstance(line.event, CheckpointJudged)}
 
 
 def main() -> None:
@@ -158,7 +159,7 @@ def main() -> None:
     parser.add_argument("--zero-stage", type=int, default=1)
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--partners", type=lambda text: text.split(";"), default=list(PARTNERS), help=f"some of: {'; '.join(PARTNERS)}")
-    short = {"pairs": 2, "warm_up": 1, "block_steps": 20, "steps": 1_000, "partners": list(PARTNERS)[:1], "set": ["model.compile=off"]}  # fmt: skip
+    short = {"pairs": 2, "warm_up": 1, "block_steps": 20, "steps": 1_000, "partners": list(PARTNERS)[:1], "set": ["model.compile=off"]}
     arguments = parsed(parser, **short)
     if importlib.util.find_spec("accelerate") is None:
         print("the Trainer is left out: accelerate is not installed")

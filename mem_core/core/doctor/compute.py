@@ -145,18 +145,16 @@ def batch_finding(request: RuntimeRequest, rows: int) -> Finding:
 def compile_finding(request: RuntimeRequest, model: ModelNumbers, device: Device, dtype: Dtype) -> Finding:
     """Whether passes are compiled, by the rule that decides it when the run is born."""
     if request.training.epochs is not None and request.model.compile == "auto":
-        return Finding(
-            check="compile", severity="ok", observed="whether passes are compiled follows from the steps that the epochs come to"
-        )
+        return Finding(check="compile", severity="ok", observed="decided by the number of steps that the epochs come to")
     choice = compilation_of(request, model, device, dtype, request.training.max_steps)
     if not choice.wanted:
         severity = "warning" if request.model.compile == "on" else "ok"
         remedy = "Use another setting of what is named, or model.compile: auto." if severity == "warning" else ""
-        return Finding(check="compile", severity=severity, observed=f"passes are not compiled: {choice.why}", remedy=remedy)
+        return Finding(check="compile", severity=severity, observed=f"no: {choice.why}", remedy=remedy)
     return Finding(
         check="compile",
         severity="notice",
-        observed=f"passes are compiled before the first step: {choice.why}",
+        observed=f"yes, before the first step: {choice.why}",
         remedy="Set model.compile to off to begin at once; the numbers are the same up to rounding, not to the bit.",
     )
 
