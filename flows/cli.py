@@ -104,6 +104,11 @@ def run_verb(arguments: argparse.Namespace) -> int:
 
             wish = ForkWish(arguments.run, arguments.new_id, arguments.store, tuple(arguments.overrides), arguments.output)
             return fork_run(wish, arguments.json)
+        case "audit":
+            from flows.commands.audit import AuditWish, audit
+
+            wish = AuditWish(arguments.run, arguments.store, arguments.segments, arguments.seed, arguments.output)
+            return audit(wish, arguments.json)
         case "runs":
             from flows.commands.inspection.runs import list_runs
 

@@ -103,6 +103,7 @@ class EnvironmentDoctor:
             max_build_jobs=compute.max_build_jobs(observations.num_cores, host, observations.pids_left),
             stale_locks=tuple(lock.path for lock in observations.build.locks if lock.stale),
             model=model,
+            cpu=observations.cpu,
         )
 
 

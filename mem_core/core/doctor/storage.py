@@ -103,8 +103,8 @@ def file_size_findings(seen: MachineObservations, checkpoint_bytes: int | None) 
 def disk_findings(request: RuntimeRequest, seen: MachineObservations, checkpoint_bytes: int | None) -> tuple[Finding, ...]:
     """Bytes and inodes for the checkpoints that will exist at the same time: those kept, one staged, one not yet judged.
 
-    A run that goes on needs room at once for the latter two alone. What `keep_every_steps` adds up until its end is a warning then: somebody
-    may take older ones elsewhere meanwhile.
+    A run that goes on needs room at once for the latter two alone. What `keep_every_steps` adds up until its end is a warning then:
+    somebody may take older ones elsewhere meanwhile.
     """
     folder = seen.store_folder
     if folder is None:
