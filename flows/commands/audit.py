@@ -58,13 +58,19 @@ def audit(wish: AuditWish, as_json: bool, settings: Settings | None = None) -> i
     print(f"certificate: {output} and {output.with_suffix('.txt').name}", file=sys.stderr)
     if as_json:
         print(certificate.model_dump_json())
-    return _code(certificate)
+    return exit_code(certificate)
 
 
-def _code(certificate: AuditCertificate) -> int:
-    spoken = certificate.findings or any(segment.status in ("different", "unproven") for segment in certificate.segments)
-    if certificate.equal or spoken:
-        return 0 if certificate.equal else NOT_EQUAL
+def exit_code(certificate: AuditCertificate) -> int:
+    """0: all is equal; 1: something speaks against the run.
+
+    Raises:
+        EnvironmentUnfit: nothing does, and this machine could not train everything that was drawn.
+    """
+    if certificate.equal:
+        return 0
+    if certificate.findings or any(segment.status in ("different", "unproven") for segment in certificate.segments):
+        return NOT_EQUAL
     why = next(segment.reasons[0] for segment in certificate.segments if segment.status == "not_redone")
     raise EnvironmentUnfit(
         f"{verdict_words(certificate)}: {why}",

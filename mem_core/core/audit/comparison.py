@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -80,5 +81,5 @@ def _furthest(old: np.ndarray, new: np.ndarray) -> float | None:
     return float(np.max(np.abs(after - before) / np.maximum(np.abs(before), np.finfo(np.float64).tiny)))
 
 
-def _shown(value: object) -> str:
-    return repr(value.item() if isinstance(value, np.generic) else value)
+def _shown(value: Any) -> str:
+    return repr(float(value))

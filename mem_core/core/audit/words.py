@@ -21,7 +21,8 @@ def verdict_words(certificate: AuditCertificate) -> str:
         return f"{len(certificate.segments)} of {len(certificate.segments)} segments came to the same bits"
     counts = {status: sum(segment.status == status for segment in certificate.segments) for status in _STATUS}
     told = [f"{count} {words}" for status, words in _STATUS.items() if (count := counts[status])]
-    against = [f"{len(certificate.findings)} findings against the record"] if certificate.findings else []
+    number = len(certificate.findings)
+    against = [f"{number} finding{'' if number == 1 else 's'} against the record"] if number else []
     return f"NOT equal: {', '.join((*told, *against))}"
 
 

@@ -8,8 +8,8 @@ from mem_core.domain.plan import Hyperparams
 from mem_core.domain.units import Value
 
 AuditStatus = Literal["equal", "different", "unproven", "not_redone"]
-"""equal: to the bit. different: it came to something else than the run recorded. unproven: the checkpoint that it begins with is not what it
-says it is. not_redone: this machine could not train it, which says nothing about the run."""
+"""equal: to the bit. different: it came to something else than the run recorded. unproven: the checkpoint that it begins with is not what
+it says it is. not_redone: this machine could not train it, which says nothing about the run."""
 
 
 class AuditedOn(Value):
@@ -85,7 +85,8 @@ class AuditCoverage(Value):
 
 
 class AuditCertificate(Value):
-    """The answer of `mem audit`. `equal` only where every segment that was drawn came to the same bits and nothing speaks against the record."""
+    """The answer of `mem audit`. `equal` only where every segment that was drawn came to the same bits and nothing speaks against the
+    record."""
 
     audit_version: Literal[1] = 1
     equal: bool

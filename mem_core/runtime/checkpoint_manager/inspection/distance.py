@@ -17,7 +17,7 @@ _CHUNK_ELEMENTS = 4 << 20
 
 
 def weights_distance(redone: Path, recorded: Path, num_ranks: int, zero_stage: int) -> float | None:
-    """Norm of the difference of all trained weights over the norm of the recorded ones, in float64; None where the two do not hold the same.
+    """Norm of the difference of all trained weights over that of the recorded ones, in float64; None where the two do not hold the same.
 
     `num_ranks`, `zero_stage`: the shape of both. The master copy where there is one. Both have been scanned or come from this process.
     """

@@ -48,9 +48,8 @@ def held_against(segment: AuditedSegment, run: ExaminedRun, stretch: Stretch, co
 def _not_decided(run: ExaminedRun, course: Course) -> list[str]:
     """Values that no recorded decision let through, where the journal has any decision at all."""
     used = {key_of(piece.hyperparams) for piece in course.pieces}
-    return [
-        f"it ran under {values}, which no decision in the journal allows" for values in sorted(used - run.told.decided) if run.told.decided
-    ]
+    strange = sorted(used - run.told.decided) if run.told.decided else []
+    return [f"it ran under {values}, which no decision in the journal allows" for values in strange]
 
 
 def _apart(segment: AuditedSegment, weights: DigestPair, ends: Ends) -> float | None:

@@ -64,7 +64,7 @@ def audit_run(order: AuditOrder, settings: Settings, say: Say, server: ForkServe
 
 @dataclass(frozen=True)
 class Auditor:
-    """Trains stretches of one run again, one after the other. `room`: a folder for what is saved at their ends, which is removed at once."""
+    """Trains stretches of one run again, one after the other. `room`: a folder for what is saved at their ends, and removed at once."""
 
     run: ExaminedRun
     kept: Kept
@@ -150,11 +150,8 @@ def _certificate(
     order: AuditOrder, run: ExaminedRun, chosen: tuple[Stretch, ...], segments: tuple[AuditedSegment, ...], duration_s: float
 ) -> AuditCertificate:
     redone = [stretch for stretch, segment in zip(chosen, segments, strict=True) if segment.weights_digest.redone]
-    coverage, last, here = (
-        coverage_of(run.told, run.possible, redone),
-        run.told.commits[-1],
-        AuditedOn(cpu=cpu_kind(), versions=package_versions()),
-    )
+    coverage, last = coverage_of(run.told, run.possible, redone), run.told.commits[-1]
+    here = AuditedOn(cpu=cpu_kind(), versions=package_versions())
     return AuditCertificate(
         equal=all(segment.status == "equal" for segment in segments) and not run.findings,
         run_id=run.record.run_id, place=order.place, seed=order.seed, asked_segments=order.num_segments, segments=segments,

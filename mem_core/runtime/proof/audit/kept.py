@@ -120,9 +120,10 @@ def reasons_against(path: Path, step: int, identity: RunIdentity, key: bytes | N
         RequestError: it is signed, and there is no key to check that with.
     """
     if key is None and (path / SIGNATURE_NAME).exists():
-        remedy = "Give the key that the run was signed with."
         raise RequestError(
-            "the run's checkpoints are signed, and nothing is believed without their key", field="MEM_MANIFEST_KEY", remedy=remedy
+            "the run's checkpoints are signed, and nothing is believed without their key",
+            field="MEM_MANIFEST_KEY",
+            remedy="Give the key that the run was signed with.",
         )
     try:
         present = read_manifest(OsDisk(), path, key)
