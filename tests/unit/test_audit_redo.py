@@ -155,7 +155,8 @@ def test_the_text_says_what_was_done_what_came_of_it_and_what_it_does_not_say() 
     assert text.startswith("Audit of run run in /runs/run: NOT equal: 1 equal to the bit, 1 DIFFERENT, 1 not trained again, 1 finding")
     for words in (
         "3 of 4 segments", "seed 7", "30 of 100 steps (30.00%)", "steps 11 to 20", "reason 1", "losses 2e-07", "not known",
-        "torch 2, A CPU,",        "Against the record:\n  run.json", "Another machine:\n  trained with torch 1", "Cannot be audited:\n  steps 41 to 100",
+        "torch 2, A CPU,", "Against the record:\n  run.json", "Another machine:\n  trained with torch 1",
+        "Cannot be audited:\n  steps 41 to 100",
     ):  # fmt: skip
         assert words in text, words
     assert verdict_words(certificate("equal", "equal")) == "2 of 2 segments came to the same bits"
