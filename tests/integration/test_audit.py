@@ -21,6 +21,7 @@ from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.storage.local import LocalStore
 from mem_core.runtime.proof.audit.audit_service import AuditOrder, audit_run
 from mem_core.runtime.proof.audit.kept import Kept, LocalKept, RemoteKept
+from mem_core.runtime.proof.deep_verify import ranks_for_a_while
 from mem_core.runtime.ranks.local.processes import ForkServer
 from mem_core.runtime.session.opening.stages import OpeningOptions
 from mem_core.runtime.session.remote_service import fetch_record
@@ -34,6 +35,7 @@ K, ALL = 4, 99
 TRAINING: dict[str, Any] = {
     "max_steps": 4 * K, "segment_steps": K, "global_batch_size": 4, "warmup_steps": 2, "learning_rate": 1e-3,
 }  # fmt: skip
+LORA: dict[str, Any] = {"lora": {"rank": 4, "dropout": 0.1}}
 EVERY: dict[str, Any] = {"keep_last": 1, "keep_every_steps": K}
 HALF: dict[str, Any] = {"keep_last": 1, "keep_every_steps": 2 * K}
 
@@ -44,7 +46,7 @@ def audited(fork_server: ForkServer) -> Audit:
 
     def run(folder: Path, num_segments: int = ALL, seed: int = 0, kept: Kept | None = None) -> AuditCertificate:
         order = AuditOrder(folder, kept or LocalKept.of(folder, folder.name, None), str(folder), num_segments, seed)
-        return audit_run(order, Settings.from_environment(), lambda text: None, fork_server)
+        return audit_run(order, Settings.from_environment(), lambda text: None, partial(ranks_for_a_while, server=fork_server))
 
     return run
 
@@ -82,8 +84,11 @@ def contents(folder: Path) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.parametrize(
     ("num_ranks", "zero_stage", "model"),
-    [(1, 1, {}), (2, 2, {}), (2, 3, {"lora": {"rank": 4, "dropout": 0.1}}), pytest.param(1, 0, {}, marks=pytest.mark.slow)],
-)
+    [
+        (1, 1, {}), (2, 2, {}), (1, 1, LORA), pytest.param(2, 3, LORA, marks=pytest.mark.slow),
+        pytest.param(1, 0, {}, marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
 def test_an_honest_run_comes_to_the_same_bits(
     num_ranks: int, zero_stage: int, model: dict[str, Any], trained: Callable[..., Path], audited: Audit
 ) -> None:

@@ -3,7 +3,7 @@
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,13 +22,14 @@ from mem_core.runtime.proof.audit.examined import ExaminedRun, examine_run
 from mem_core.runtime.proof.audit.kept import Kept, reasons_against
 from mem_core.runtime.proof.audit.redo import Beginning, NotRedone, train_again
 from mem_core.runtime.proof.deep_verify import ranks_for_a_while, spec_of
-from mem_core.runtime.ranks.local.processes import ForkServer
 from mem_core.runtime.ranks.port import Ranks
 from mem_core.runtime.ranks.worker.protocol import WorkerSpec
 from mem_core.runtime.session.opening.refusals import refuse_other_model
 from mem_core.runtime.session.opening.wiring import fresh_position
 
 Say = Callable[[str], None]
+LendRanks = Callable[[WorkerSpec, Settings], AbstractContextManager[tuple[Ranks, Path]]]
+"""Ranks and a folder for what they leave, both for the length of a block."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class AuditOrder:
     seed: int
 
 
-def audit_run(order: AuditOrder, settings: Settings, say: Say, server: ForkServer | None = None) -> AuditCertificate:
-    """Draw, train again, compare. Nothing is written into the run's folder. `server`: somebody's fork server, else one of its own.
+def audit_run(order: AuditOrder, settings: Settings, say: Say, lend_ranks: LendRanks = ranks_for_a_while) -> AuditCertificate:
+    """Draw, train again, compare. Nothing is written into the run's folder.
 
     Raises:
         RequestError: no such run, another model or encoding, or a key is missing. DataError: other data. NoValidCheckpoint: nothing of it
@@ -56,7 +57,7 @@ def audit_run(order: AuditOrder, settings: Settings, say: Say, server: ForkServe
     refuse_other_model(run.record, describe_model(run.record.request.model.source, settings.model_cache_dir).fingerprint)
     spec = spec_of(run.record, settings)
     key = settings.manifest_key.encode() if settings.manifest_key else None
-    with ranks_for_a_while(spec, settings, server) as (ranks, room):
+    with lend_ranks(spec, settings) as (ranks, room):
         auditor = Auditor(run, order.kept, ranks, spec, room, key)
         segments = tuple(auditor.audited(stretch, say) for stretch in chosen)
     return _certificate(order, run, chosen, segments, time.monotonic() - started_s)
