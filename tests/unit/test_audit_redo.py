@@ -146,8 +146,7 @@ def test_the_exit_code_says_whether_the_run_or_the_machine_is_at_fault() -> None
     assert exit_code(certificate("unproven")) == 1
     assert exit_code(certificate("equal", findings=("the journal is damaged",))) == 1
     assert exit_code(certificate("not_redone", "different")) == 1, "what was found is found"
-    with pytest.raises(EnvironmentUnfit, match="reason 1"):
-        exit_code(certificate("equal", "not_redone"))
+    assert exit_code(certificate("equal", "not_redone")) == EnvironmentUnfit.exit_code
 
 
 def test_the_text_says_what_was_done_what_came_of_it_and_what_it_does_not_say() -> None:
