@@ -38,6 +38,7 @@ TRAINING: dict[str, Any] = {
 LORA: dict[str, Any] = {"lora": {"rank": 4, "dropout": 0.1}}
 EVERY: dict[str, Any] = {"keep_last": 1, "keep_every_steps": K}
 HALF: dict[str, Any] = {"keep_last": 1, "keep_every_steps": 2 * K}
+TWO: dict[str, Any] = {"keep_last": 2}
 
 
 @pytest.fixture
@@ -148,7 +149,8 @@ def test_a_segment_is_trained_again_under_the_values_that_were_decided_for_it(
 ) -> None:
     """The second segment ran at a lower rate after a loss that was no number."""
     poison = Poison(K + 1, "nan", str(tmp_path / "count"), times=1)
-    folder = trained(options=with_port(poison), resilience={"on_non_finite": "lower_lr"})
+    steps = TRAINING | {"max_steps": 2 * K}
+    folder = trained(options=with_port(poison), training=steps, resilience={"on_non_finite": "lower_lr"})
     certificate = audited(folder)
     assert_all_equal(certificate)
     rates = [segment.hyperparams[0].lr_multiplier for segment in certificate.segments]
@@ -229,7 +231,7 @@ def test_another_learning_rate_under_a_forged_record_is_found(
 ) -> None:
     """Record, seal, manifests, verdicts and journal all say 1e-3; the weights were trained with 2e-3. No other check can tell."""
     shape = {"num_ranks": num_ranks, "zero_stage": zero_stage}
-    folder = trained(training=TRAINING | {"learning_rate": 2e-3}, parallel=shape)
+    folder = trained(training=TRAINING | {"learning_rate": 2e-3}, parallel=shape, checkpoint=TWO)
     claim_learning_rate(folder, 1e-3)
     certificate = audited(folder)
     assert not certificate.equal
@@ -244,31 +246,29 @@ def test_another_learning_rate_under_a_forged_record_is_found(
 
 
 def test_a_damaged_checkpoint_is_not_begun_with(trained: Callable[..., Path], audited: Audit) -> None:
-    folder = trained()
-    path = folder / "checkpoints" / f"step-{2 * K:09d}" / "mp_rank_00_model_states.pt"
+    folder = trained(checkpoint=TWO)
+    path = folder / "checkpoints" / f"step-{3 * K:09d}" / "mp_rank_00_model_states.pt"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     certificate = audited(folder)
-    assert {segment.to_step: segment.status for segment in certificate.segments} == {
-        K: "equal", 2 * K: "equal", 3 * K: "unproven", 4 * K: "equal",
-    }  # fmt: skip
-    assert "SHA-256 differs" in named(certificate, 3 * K).reasons[0]
-    assert (certificate.equal, certificate.coverage.redone_steps) == (False, 3 * K)
+    assert {segment.to_step: segment.status for segment in certificate.segments} == {K: "equal", 4 * K: "unproven"}
+    assert "SHA-256 differs" in named(certificate, 4 * K).reasons[0]
+    assert (certificate.equal, certificate.coverage.redone_steps) == (False, K)
 
 
 def test_edited_numbers_of_a_step_are_found(trained: Callable[..., Path], audited: Audit) -> None:
     import numpy as np
 
-    folder = trained()
-    path = folder / "metrics" / f"step-{2 * K:09d}.npz"
+    folder = trained(checkpoint=TWO)
+    path = folder / "metrics" / f"step-{4 * K:09d}.npz"
     columns = dict(np.load(path))
     columns["loss"][1] = np.nextafter(columns["loss"][1], 100.0)
     np.savez(path, **columns)
     certificate = audited(folder)
-    assert [segment.to_step for segment in certificate.segments if segment.status == "different"] == [2 * K]
-    assert f"loss of step {K + 2}" in named(certificate, 2 * K).reasons[0]
-    assert 0 < (named(certificate, 2 * K).distance.loss or 0) < 1e-12
+    assert [segment.to_step for segment in certificate.segments if segment.status == "different"] == [4 * K]
+    assert f"loss of step {3 * K + 2}" in named(certificate, 4 * K).reasons[0]
+    assert 0 < (named(certificate, 4 * K).distance.loss or 0) < 1e-12
 
 
 def test_other_data_and_other_models_are_refused_by_name(trained: Callable[..., Path], audited: Audit, tmp_path: Path) -> None:
