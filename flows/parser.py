@@ -99,7 +99,10 @@ def _fork_verb(verbs: "Verbs") -> None:
 
 def _audit_verb(verbs: "Verbs") -> None:
     text = "train parts of a run again, drawn by seed, and hold them against its journal; exit 0 only if all is equal"
-    audit = _run_verb(verbs, "audit", text)
+    audit = verbs.add_parser("audit", help=text, description=text)
+    audit.add_argument("run", metavar="RUN", help="run id (with --store), path or URL of a run folder")
+    audit.add_argument("--store", default="./runs", help="folder or URL that holds run folders")
+    audit.add_argument("--json", action="store_true", help=JSON_HELP)
     audit.add_argument("--segments", type=int, default=3, metavar="N", help="how many to draw (default 3)")
     audit.add_argument("--seed", type=int, default=None, help="draws the same segments again; default one that nobody knew before")
     words = "default audit-RUN.json here, with a .txt beside"

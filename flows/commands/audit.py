@@ -47,7 +47,7 @@ def audit(wish: AuditWish, as_json: bool, settings: Settings | None = None) -> i
         raise RequestError("so many segments cannot be drawn", field="--segments", value=wish.num_segments, bound=f"1 to {MOST_SEGMENTS}",
                            remedy="Give another number.")  # fmt: skip
     seed = secrets.randbelow(2**31) if wish.seed is None else wish.seed
-    with _opened(wish, settings) as (folder, place, kept):
+    with opened(wish, settings) as (folder, place, kept):
         output = _output(wish, folder)
         certificate = audit_run(AuditOrder(folder, kept, place, wish.num_segments, seed), settings, _say)
     text = certificate_text(certificate)
@@ -81,7 +81,7 @@ def _said_unfit(certificate: AuditCertificate) -> None:
 
 
 @contextlib.contextmanager
-def _opened(wish: AuditWish, settings: Settings) -> Iterator[tuple[Path, str, Kept]]:
+def opened(wish: AuditWish, settings: Settings) -> Iterator[tuple[Path, str, Kept]]:
     """(folder of record and journal, where the run lies, its checkpoints); of a remote run record and journal are brought here."""
     with located(wish.run, wish.store, settings) as (folder, place):
         run_id = record_of(folder).run_id

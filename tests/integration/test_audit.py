@@ -12,19 +12,17 @@ import pytest
 from audit_forgery import claim_learning_rate, flip_weights_digest
 from chaos_ports import Poison
 
-from flows.commands.audit import AuditWish, audit
+from flows.commands.audit import AuditWish, audit, opened
 from mem_core.domain.errors import DataError, NoValidCheckpoint, RequestError
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.results.audit import AuditCertificate, AuditedSegment
 from mem_core.domain.run import RunResult
 from mem_core.infrastructure.settings import Settings
-from mem_core.infrastructure.storage.local import LocalStore
 from mem_core.runtime.proof.audit.audit_service import AuditOrder, audit_run
-from mem_core.runtime.proof.audit.kept import Kept, LocalKept, RemoteKept
+from mem_core.runtime.proof.audit.kept import Kept, LocalKept
 from mem_core.runtime.proof.deep_verify import ranks_for_a_while
 from mem_core.runtime.ranks.local.processes import ForkServer
 from mem_core.runtime.session.opening.stages import OpeningOptions
-from mem_core.runtime.session.remote_service import fetch_record
 from mem_core.testing.memory_faults import PlannedOom, fail_allocations
 from mem_core.testing.ports import with_port
 
@@ -173,12 +171,13 @@ def test_a_run_that_took_another_shape_is_trained_again_in_the_shape_of_each_par
 
 def test_a_run_in_a_remote_store_is_audited_from_its_copies(trained: Callable[..., Path], audited: Audit, tmp_path: Path) -> None:
     """Record and journal are brought, and one checkpoint at a time; its steps stayed where it was trained."""
-    mirror = tmp_path / "mirror"
-    folder = trained(checkpoint=EVERY | {"mirror": f"file://{mirror}"})
+    folder = trained(checkpoint=EVERY | {"mirror": f"file://{tmp_path}/mirror"})
     shutil.rmtree(folder)
-    store, brought = LocalStore(mirror), tmp_path / "brought" / "run"
-    assert fetch_record(store, "run", brought)
-    certificate = audited(brought, kept=RemoteKept(store, "run"))
+    url = f"local://{tmp_path}/mirror"  # through the same port as any other remote store
+    with opened(AuditWish("run", url), Settings.from_environment()) as (brought, place, kept):
+        assert place.endswith("mirror/run")
+        certificate = audited(brought, kept=kept)
+    assert not brought.exists()
     assert certificate.equal
     assert steps_of(certificate)[-1] == (3 * K, 4 * K)
     assert [segment.steps_compared for segment in certificate.segments] == [0] * len(certificate.segments)
