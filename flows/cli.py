@@ -104,6 +104,8 @@ def run_verb(arguments: argparse.Namespace) -> int:
 
             wish = ForkWish(arguments.run, arguments.new_id, arguments.store, tuple(arguments.overrides), arguments.output)
             return fork_run(wish, arguments.json)
+        case "audit":
+            return _audit(arguments)
         case "runs":
             from flows.commands.inspection.runs import list_runs
 
@@ -136,6 +138,13 @@ def _init(arguments: argparse.Namespace) -> int:
         "rate": arguments.learning_rate,
     }  # fmt: skip
     return init(arguments.output, given, arguments.json)
+
+
+def _audit(arguments: argparse.Namespace) -> int:
+    from flows.commands.audit import AuditWish, audit
+
+    wish = AuditWish(arguments.run, arguments.store, arguments.segments, arguments.seed, arguments.output)
+    return audit(wish, arguments.json)
 
 
 def _checkpoints(arguments: argparse.Namespace) -> int:

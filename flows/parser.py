@@ -33,6 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
         _run_verb(verbs, verb, text)
     _look_verbs(verbs)
     _fork_verb(verbs)
+    _audit_verb(verbs)
     stop = _run_verb(verbs, "stop", "ask the process that holds a run to commit and stop")
     stop.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="how long to wait for it")
     _checkpoint_verbs(verbs)
@@ -94,6 +95,18 @@ def _fork_verb(verbs: "Verbs") -> None:
     fork.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=words)
     fork.add_argument("--output", type=local_path, default=None, metavar="REQUEST.yaml", help="write the request there too")
     fork.add_argument("--json", action="store_true", help=JSON_HELP)
+
+
+def _audit_verb(verbs: "Verbs") -> None:
+    text = "train parts of a run again, drawn by seed, and hold them against its journal; exit 0 only if all is equal"
+    audit = verbs.add_parser("audit", help=text, description=text)
+    audit.add_argument("run", metavar="RUN", help="run id (with --store), path or URL of a run folder")
+    audit.add_argument("--store", default="./runs", help="folder or URL that holds run folders")
+    audit.add_argument("--json", action="store_true", help=JSON_HELP)
+    audit.add_argument("--segments", type=int, default=3, metavar="N", help="how many to draw (default 3)")
+    audit.add_argument("--seed", type=int, default=None, help="draws the same segments again; default one that nobody knew before")
+    words = "default audit-RUN.json here, with a .txt beside"
+    audit.add_argument("--output", type=local_path, default=None, metavar="FILE.json", help=words)
 
 
 def _start_verbs(verbs: "Verbs") -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mem_core.bootstrap import examine_only, live_root
 from mem_core.core.doctor.environment_doctor import error_of
+from mem_core.core.doctor.keeping import num_held
 from mem_core.core.results.length import refuse_epochs
 from mem_core.domain.errors import RequestError
 from mem_core.domain.fault_kinds import FAULT_KINDS, offered_kinds
@@ -140,7 +141,7 @@ def _may_relay(request: RuntimeRequest, section: ChaosSection, settings: Setting
 
 def small_disk_bytes(request: RuntimeRequest, checkpoint_bytes: int) -> int | None:
     """Size of a disk in memory that holds the run's checkpoints twice over; None where that would take too much of it."""
-    size_bytes = DISK_FLOOR_BYTES + 2 * (request.checkpoint.keep_last + 2) * checkpoint_bytes
+    size_bytes = DISK_FLOOR_BYTES + 2 * num_held(request, None) * checkpoint_bytes
     local = "://" not in request.store or request.store.startswith("file://")
     return size_bytes if local and size_bytes <= DISK_CEILING_BYTES else None
 

@@ -56,6 +56,7 @@ class EnvironmentReport(Value):
     max_build_jobs: int = Field(default=1, description="Compilers that may run at the same time (MAX_JOBS).")
     stale_locks: tuple[str, ...] = Field(default=(), description="Op-build lock files that the prepare step removes.")
     model: "ModelNumbers | None" = Field(default=None, description="The model's sizes, as the doctor read them; None where it could not.")
+    cpu: str = Field(default="", description="Name of the CPU and its vector instructions; empty in reports of older versions.")
 
     @property
     def failures(self) -> tuple[Finding, ...]:
@@ -232,6 +233,7 @@ class MachineObservations(Value):
 
     num_cores: int = Field(ge=1, description="Cores that this process may use: affinity and CPU quota included.")
     cpu_flags: tuple[str, ...] = ()
+    cpu: str = Field(default="", description="Name of the CPU and its vector instructions.")
     versions: dict[str, str] = {}
     accelerator: AcceleratorObservation
     host_limits: dict[str, int] = Field(default={}, description="Bytes still available under each limit of resident host memory, by name.")

@@ -93,6 +93,9 @@ TABLE: dict[str, Try] = {
     "mem checkpoints verify RUN --deep": Try("trains", f"{MEM} checkpoints verify demo --deep"),
     ".venv/bin/mem train deployments/demo.yaml --set training.max_steps=2000 --json": Try("trains"),
     ".venv/bin/mem prove-resume deployments/demo.yaml --set training.max_steps=300": Try("trains"),
+    ".venv/bin/mem audit demo --segments 1": Try("trains"),
+    "mem audit RUN": Try("trains", f"{MEM} audit demo"),
+    "mem audit RUN --segments 3": Try("trains", f"{MEM} audit demo --segments 3"),
     DRILL: Try("trains"),
     "mem drill REQUEST.yaml --set 'chaos.kinds=[kill_rank, kill_flow]'": Try(
         "trains", "mem drill rehearsal.yaml --set 'chaos.kinds=[kill_rank, kill_flow]'"

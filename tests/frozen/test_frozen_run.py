@@ -8,6 +8,7 @@ losses of the continued steps are compared, and a skipped test says so.
 import hashlib
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from frozen_versions import (
     CONTINUED_STEPS,
     FOLDERS,
     FROZEN_STEPS,
+    LOSS_TOLERANCE,
     ROOT,
     RUNS,
     STATUS_ASIDE,
@@ -34,6 +36,11 @@ from flows.cli import build_parser, run_verb
 from mem_core.domain.events import EVENT_ADAPTER
 from mem_core.domain.run import RunResult
 from mem_core.infrastructure.request.file import load_request
+from mem_core.infrastructure.settings import Settings
+from mem_core.runtime.proof.audit.audit_service import AuditOrder, audit_run
+from mem_core.runtime.proof.audit.kept import LocalKept
+from mem_core.runtime.proof.deep_verify import ranks_for_a_while
+from mem_core.runtime.ranks.local.processes import ForkServer
 
 Drive = Callable[..., RunResult]
 versions = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -129,6 +136,23 @@ def test_its_report_is_written_anew(folder: Path, run: str, tmp_path: Path, caps
     text = page.read_text()
     assert run in text
     assert recorded(folder, "expected.json")["frozen"][run]["weights_digest"] in text
+
+
+@pytest.mark.integration
+@versions
+@runs
+def test_it_can_be_audited(folder: Path, run: str, in_root: None, fork_server: ForkServer) -> None:
+    """Its first segment, from fresh weights, and the one after the checkpoint that is left before its last."""
+    run_folder = folder / "store" / run
+    before = hashes(run_folder)
+    order = AuditOrder(run_folder, LocalKept.of(run_folder, run, None), run, num_segments=9, seed=0)
+    certificate = audit_run(order, Settings.from_environment(), lambda text: None, partial(ranks_for_a_while, server=fork_server))
+    assert hashes(run_folder) == before
+    assert [(segment.from_step, segment.to_step) for segment in certificate.segments] == [(0, 10), (FROZEN_STEPS - 10, FROZEN_STEPS)]
+    distances = [segment.distance.loss for segment in certificate.segments]
+    assert all(distance is not None and distance <= LOSS_TOLERANCE for distance in distances)
+    assert certificate.equal or machine_kind() != recorded(folder, "expected.json")["machine"]
+    assert "the run did not record on which CPU it was trained" in certificate.notes
 
 
 @pytest.mark.integration

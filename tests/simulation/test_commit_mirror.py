@@ -231,3 +231,18 @@ def test_local_copy_is_kept_until_the_remote_is_proven(tmp_path: Path) -> None:
     assert manager.rotate().remove == (2,)
     held.clear()
     assert manager.rotate().remove == (1,)
+
+
+def test_multiples_of_keep_every_steps_stay_in_the_mirror_too(source: Path) -> None:
+    """Steps 1 to 4 go up one after the other; after two lease times the last one and the multiples of 2 are there."""
+    store, clock = fresh_remote(), Clock()
+    section = CheckpointSection(keep_last=1, keep_every_steps=2)
+    mirror = Mirror(store, "demo", 1, section, fence=lambda: None, emit=lambda event: None, lease_s=60, clock=clock)
+    for step in (1, 2, 3, 4):
+        mirror.push(source / checkpoint_name(step))
+        mirror.rotate()
+        clock.now += 61
+    mirror.rotate()
+    clock.now += 61
+    mirror.rotate()
+    assert sorted(upload.step for upload in mirror.available()) == [2, 4]

@@ -6,6 +6,7 @@ every verdict can be tested without the machine that it is about.
 
 from mem_core.core.doctor import compute, memory, software, storage
 from mem_core.core.doctor.asked import added_loss_findings, capability_findings, left_out_findings
+from mem_core.core.doctor.keeping import keeping_findings
 from mem_core.core.doctor.memory import Device, Dtype
 from mem_core.domain.capabilities import Facts
 from mem_core.domain.environment import DataNumbers, EnvironmentReport, Finding, MachineObservations, MemoryBudget, ModelNumbers
@@ -75,6 +76,7 @@ class EnvironmentDoctor:
             *storage.home_findings(observations),
             *storage.file_size_findings(observations, estimates.get("checkpoint")),
             *storage.disk_findings(request, observations, estimates.get("checkpoint")),
+            *keeping_findings(request),
             *storage.shared_memory_findings(request, observations, device),
             *storage.occupant_findings(request, observations),
             *software.version_findings(observations),
@@ -101,6 +103,7 @@ class EnvironmentDoctor:
             max_build_jobs=compute.max_build_jobs(observations.num_cores, host, observations.pids_left),
             stale_locks=tuple(lock.path for lock in observations.build.locks if lock.stale),
             model=model,
+            cpu=observations.cpu,
         )
 
 

@@ -34,7 +34,8 @@ def _finding_lines(finding: Finding, column: int, width: int) -> list[str]:
     if finding.remedy and finding.severity != "ok":
         parts.append(f"-> {finding.remedy}")
     head = f"  {_MARKS[finding.severity]:<4}  {finding.check:<{column}}  "
-    wrapped = [textwrap.wrap(part, max(40, width - len(indent)), break_long_words=False, break_on_hyphens=False) or [""] for part in parts]
+    room = max(40, width - len(indent) - 2)  # what follows the first line stands two further in
+    wrapped = [textwrap.wrap(part, room, break_long_words=False, break_on_hyphens=False) or [""] for part in parts]
     text = [line for lines in wrapped for line in lines]
     return [(head if index == 0 else indent + "  ") + line for index, line in enumerate(text)]
 

@@ -2,6 +2,7 @@
 
 import time
 
+from mem_core.core.doctor.keeping import BESIDE_THE_LAST, kept_words, num_held
 from mem_core.domain.capabilities import convertible_stages, is_convertible
 from mem_core.domain.environment import DataNumbers, Finding, MachineObservations
 from mem_core.domain.request import MAX_SEGMENTS, RuntimeRequest
@@ -100,29 +101,35 @@ def file_size_findings(seen: MachineObservations, checkpoint_bytes: int | None) 
 
 
 def disk_findings(request: RuntimeRequest, seen: MachineObservations, checkpoint_bytes: int | None) -> tuple[Finding, ...]:
-    """Bytes and inodes for the checkpoints that will exist at the same time: those kept, one staged, one not yet judged."""
+    """Bytes and inodes for the checkpoints that will exist at the same time: those kept, one staged, one not yet judged.
+
+    A run that goes on needs room at once for the latter two alone. What `keep_every_steps` adds up until its end is a warning then:
+    somebody may take older ones elsewhere meanwhile.
+    """
     folder = seen.store_folder
     if folder is None:
         return ()
-    copies = 2 if seen.saved else request.checkpoint.keep_last + 2
+    saved_step = seen.saved.step if seen.saved else None
+    copies = num_held(request, saved_step)
+    at_once = BESIDE_THE_LAST if seen.saved else copies
     one = max(checkpoint_bytes or 0, int((seen.saved.checkpoint_bytes if seen.saved else 0) * CHECKPOINT_GROWTH))
     findings: list[Finding] = []
     if one:
         needed = copies * one
-        enough = folder.free_bytes >= needed
+        fails = folder.free_bytes < at_once * one
         findings.append(
             Finding(
                 check="disk",
-                severity="ok" if enough else "failure",
+                severity="failure" if fails else "ok" if folder.free_bytes >= needed else "warning",
                 observed=f"{format_bytes(folder.free_bytes)} free at {folder.path}",
-                needed=f"{format_bytes(needed)}: {copies} checkpoints of {format_bytes(one)}",
-                remedy="" if enough else "Free space, lower checkpoint.keep_last, or set store to a larger disk.",
-                exit_code=0 if enough else 73,
+                needed=f"{format_bytes(needed)}: {copies} checkpoints of {format_bytes(one)}{kept_words(request, saved_step, one)}",
+                remedy="" if folder.free_bytes >= needed else _disk_remedy(request),
+                exit_code=73 if fails else 0,
             )
         )
     if folder.free_inodes is not None:
         segments = min(MAX_SEGMENTS, -(-request.training.max_steps // request.effective_segment_steps))
-        needed = copies * (_FILES_PER_CHECKPOINT + 2 * request.parallel.num_ranks) + segments + 100
+        needed = at_once * (_FILES_PER_CHECKPOINT + 2 * request.parallel.num_ranks) + segments + 100
         enough = folder.free_inodes >= needed
         findings.append(
             Finding(
@@ -135,6 +142,11 @@ def disk_findings(request: RuntimeRequest, seen: MachineObservations, checkpoint
             )
         )
     return tuple(findings)
+
+
+def _disk_remedy(request: RuntimeRequest) -> str:
+    rarer = "raise checkpoint.keep_every_steps, " if request.checkpoint.keep_every_steps is not None else ""
+    return f"Free space, lower checkpoint.keep_last, {rarer}or set store to a larger disk."
 
 
 def shared_memory_findings(request: RuntimeRequest, seen: MachineObservations, device: str) -> tuple[Finding, ...]:

@@ -11,11 +11,22 @@ from mem_core.domain.errors import RequestError
 from mem_core.domain.request import ParallelSection, RuntimeRequest
 
 _DOCTORS_CHECK = "saved_layout"
+_SHAPE_NOTE = "the run goes on with "
 
 
 def describe_shape(num_ranks: int, zero_stage: int) -> str:
     """`2 ranks at ZeRO stage 1`."""
     return f"{num_ranks} rank{'' if num_ranks == 1 else 's'} at ZeRO stage {zero_stage}"
+
+
+def shape_note(request: RuntimeRequest) -> str:
+    """What the journal says where a run has taken another shape."""
+    return f"{_SHAPE_NOTE}{describe_shape(*shape_of(request))} from now on"
+
+
+def is_shape_note(text: str) -> bool:
+    """Whether a journal's note is one of `shape_note`."""
+    return text.startswith(_SHAPE_NOTE)
 
 
 def shape_of(request: RuntimeRequest) -> tuple[int, int]:

@@ -11,7 +11,10 @@ class CheckpointSection(Section):
     """When to save, how to prove it, what to keep."""
 
     keep_last: int = Field(default=3, ge=1, le=1_000, description="Validated checkpoints to keep.")
-    keep_every_steps: PositiveInt | None = Field(default=None, description="Also keep each checkpoint whose step is a multiple of this.")
+    keep_every_steps: PositiveInt | None = Field(
+        default=None,
+        description="Keep each proven checkpoint whose step is a multiple of this too, here and in the mirror: mem audit trains from them.",
+    )
     every_s: Annotated[float, Field(ge=1)] | Literal["auto"] | None = Field(
         default=None, description="End a segment after this many seconds; auto chooses by measured save cost and fault rate."
     )

@@ -25,6 +25,7 @@ from mem_core.infrastructure.settings import RUN_FOLDER_VARIABLE, Settings, chil
 from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, read_regular, read_regular_text
 
 _PACKAGES = ("torch", "deepspeed", "transformers", "prefect", "numpy", "mem")
+_VECTOR_FLAGS = ("avx", "amx", "asimd", "sve")
 _CUDA_LIMIT_S = 120.0
 _NOT_COMPILED = "Torch not compiled with CUDA enabled"  # torch's own words
 _CUDA_PROGRAM = """
@@ -71,6 +72,7 @@ def observe_machine(
     return MachineObservations(
         num_cores=usable_cores(root),
         cpu_flags=cpu_flags(root),
+        cpu=cpu_kind(root),
         versions=package_versions(),
         accelerator=observe_accelerator(request.device, environ),
         host_limits=host_limits(root),
@@ -107,11 +109,24 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 def cpu_flags(root: Path = Path("/")) -> tuple[str, ...]:
     """Feature flags of the first CPU that is listed."""
+    return tuple(_cpu_fact(root, "flags", "Features").split())
+
+
+def cpu_kind(root: Path = Path("/")) -> str:
+    """Name of the first CPU and its vector instructions, which decide the bits of a sum: `AMD EPYC 7B13 (avx avx2)`; empty where nothing
+    tells."""
+    name = _cpu_fact(root, "model name", "CPU part")
+    vectors = " ".join(sorted(flag for flag in cpu_flags(root) if flag.startswith(_VECTOR_FLAGS)))
+    return f"{name} ({vectors})" if vectors else name
+
+
+def _cpu_fact(root: Path, *names: str) -> str:
+    """What the kernel says of the first CPU under one of these names; empty where it says nothing."""
     try:
         lines = read_regular(root / "proc" / "cpuinfo", RECORD_LIMIT_BYTES).decode("ascii", "replace").splitlines()
     except OSError:
-        return ()
-    return tuple(next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), []))
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(names)), "")
 
 
 def package_versions() -> dict[str, str]:

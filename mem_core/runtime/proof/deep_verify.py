@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from mem_core.core.audit.course import hyperparams_at
 from mem_core.core.run.record import RunRecord, read_record
 from mem_core.core.run.reshard import shape_of, with_shape
 from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.checkpoint import CheckpointManifest, TrainingPosition
 from mem_core.domain.errors import RequestError
 from mem_core.domain.events import BatchSkipped, SegmentEnded
-from mem_core.domain.plan import Hyperparams
 from mem_core.domain.segment import SegmentCompleted, SegmentInterrupted
 from mem_core.infrastructure.settings import Settings, child_environment
 from mem_core.infrastructure.storage.disk import OsDisk
@@ -52,12 +52,7 @@ def stepping(folder: Path, settings: Settings, say: Callable[[str], None], serve
     columns = read_metrics(folder / "metrics")
     newest = newest_position(folder, settings)
     skips, failed = left_out(folder), failed_batches(folder)
-    with tempfile.TemporaryDirectory(prefix="mem-verify-") as temporary:
-        logs = Path(temporary) / "logs"
-        environ = child_environment(settings, device=spec.device, threads_per_rank=record.threads_per_rank)
-        used = server or ForkServer.start(environ, logs)
-        used.log_into(logs)
-        ranks = LocalRanks(used, Path(temporary) / "live")
+    with ranks_for_a_while(spec, settings, server) as (ranks, _):
 
         def step(path: Path, manifest: CheckpointManifest) -> tuple[str, ...]:
             same_shape = (manifest.num_ranks, manifest.zero_stage) == shape_of(record.request)
@@ -68,8 +63,21 @@ def stepping(folder: Path, settings: Settings, say: Callable[[str], None], serve
             replay = ReplayService(ranks, shaped, lambda number, deadline_s: evidence, lambda: skips, lambda: failed)
             return replay(path, manifest.model_copy(update={"position": position}) if position else manifest)
 
+        yield step
+
+
+@contextmanager
+def ranks_for_a_while(spec: WorkerSpec, settings: Settings, server: ForkServer | None = None) -> Iterator[tuple[LocalRanks, Path]]:
+    """Ranks for a run that rests, and a folder for what they leave: both are gone after the block, and the run folder is not touched.
+
+    `server`: somebody's fork server to fork from; otherwise one is started for the length of the block.
+    """
+    with tempfile.TemporaryDirectory(prefix="mem-verify-") as temporary:
+        logs = Path(temporary) / "logs"
+        used = server or ForkServer.start(child_environment(settings, device=spec.device, threads_per_rank=spec.num_threads), logs)
+        used.log_into(logs)
         try:
-            yield step
+            yield LocalRanks(used, Path(temporary) / "live"), Path(temporary)
         finally:
             if server is None:
                 used.close()
@@ -128,9 +136,3 @@ def recorded_steps(
         losses=tuple(float(columns["loss"][row]) for row in rows),
         grad_norms=tuple(None if norm != norm else norm for norm in norms),
     )
-
-
-def hyperparams_at(position: TrainingPosition, batch_index: int) -> Hyperparams:
-    """The values under which a batch ran, from the history in a later checkpoint."""
-    found = [values for first, values in position.hyperparams_history if first <= batch_index]
-    return found[-1] if found else position.hyperparams

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mem_core.core.run.reshard import describe_shape, refuse_inconvertible, shape_of, with_shape
+from mem_core.core.run.reshard import describe_shape, refuse_inconvertible, shape_note, shape_of, with_shape
 from mem_core.core.run.state_manager import RunRecord, StateManager
 from mem_core.domain.checkpoint import CheckpointDraft, CheckpointManifest
 from mem_core.domain.errors import NoValidCheckpoint, StoreUnavailable
@@ -167,7 +167,7 @@ def reshard_run(
     """
     committed = service.run()
     state.write_record(record)
-    state.emit(Noted(text=f"the run goes on with {describe_shape(*shape_of(record.request))} from now on"))
+    state.emit(Noted(text=shape_note(record.request)))
     if committed is not None:
         on_valid(committed.step, service.manager.path_of(committed.step))
 

@@ -95,7 +95,7 @@ def _check_model_file(name: str, content: Any, manifest: CheckpointManifest, fin
     if content.get("dp_world_size") != manifest.num_ranks:
         findings.damaged(f"{name}: saved on {content.get('dp_world_size')} ranks, the manifest says {manifest.num_ranks}")
     module = {_plain(key): value for key, value in content["module"].items()}
-    partitioned = {key: tuple(shape) for group in content.get("param_shapes") or [] for key, shape in group.items()}
+    partitioned = partitioned_shapes(content)
     shapes = {_plain(key): shape for key, shape in partitioned.items()}
     saved = shapes if manifest.zero_stage == 3 else {key: tuple(value.shape) for key, value in module.items() if hasattr(value, "shape")}
     for parameter, shape in manifest.parameters.items():
@@ -125,12 +125,12 @@ def _check_optimizer_file(
         findings.damaged(
             f"{name}: of ZeRO stage {stage} on {counts} ranks, the manifest says {manifest.zero_stage} on {manifest.num_ranks}"
         )
-    groups = state.get("fp32_flat_groups") or state.get("single_partition_of_fp32_groups") or []
+    groups = weight_groups(state)
     inner = state.get("optimizer_state_dict") if manifest.zero_stage == 3 else state.get("base_optimizer_state")
     if not groups or inner is None:
         findings.damaged(f"{name}: weights only: it holds no optimizer state, so it is no resume point")
         return 0
-    padding = _stage3_padding(name, groups, param_shapes, manifest.num_ranks) if manifest.zero_stage == 3 else {}
+    padding = stage3_padding(name, groups, param_shapes, manifest.num_ranks) if manifest.zero_stage == 3 else {}
     for index, group in enumerate(groups):
         _check_tensor(name, f"weights of group {index}", group, padding.get(index, ()), findings)
     for path, tensor in _tensors("optimizer", inner):
@@ -143,7 +143,17 @@ def _check_optimizer_file(
     return sum(int(group.numel()) for group in groups)
 
 
-def _stage3_padding(
+def partitioned_shapes(content: Any) -> Mapping[str, tuple[int, ...]]:
+    """Name -> shape of what the optimizer partitions, in its order, from a model file's content."""
+    return {key: tuple(shape) for group in content.get("param_shapes") or [] for key, shape in group.items()}
+
+
+def weight_groups(state: Mapping[str, Any]) -> list[Any]:
+    """One rank's part of the weights in float32, flat, a tensor for each group, from the state of a partitioned optimizer."""
+    return state.get("fp32_flat_groups") or state.get("single_partition_of_fp32_groups") or []
+
+
+def stage3_padding(
     name: str, groups: list[Any], param_shapes: Mapping[str, tuple[int, ...]], num_ranks: int
 ) -> dict[int, tuple[tuple[int, int], ...]]:
     """Group index -> element ranges that hold no weight. Stage 3 gives each rank ceil(numel / ranks) elements of each parameter and leaves
