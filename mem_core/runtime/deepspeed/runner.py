@@ -33,19 +33,10 @@ from mem_core.runtime.models.router import RouterLoss
 from mem_core.runtime.ranks.agreement import Agreement
 from mem_core.runtime.ranks.place import RankPlace
 from mem_core.runtime.ranks.port import Pulse
+from mem_core.runtime.ranks.worker import protocol
 from mem_core.runtime.ranks.worker.classify import classify, memory_kind
 from mem_core.runtime.ranks.worker.device import LocalDevice
-from mem_core.runtime.ranks.worker.protocol import (
-    Answered,
-    AnswerPrompts,
-    Evaluate,
-    Evaluated,
-    ReplayEvidence,
-    Saved,
-    SegmentDone,
-    Train,
-    WorkerSpec,
-)  # fmt: skip
+from mem_core.runtime.ranks.worker.protocol import ReplayEvidence, Saved, SegmentDone, Train, WorkerSpec
 
 RNG_MULTIPLIER = 1_000_003  # a prime: (seed, batch, rank) triples of one run do not collide
 REPLAY_STEPS = 2
@@ -334,13 +325,13 @@ class DeepSpeedRunner:
 
     # -- between segments -----------------------------------------------------------------------------------------------
 
-    def evaluate(self, order: Evaluate) -> Evaluated:
+    def evaluate(self, order: protocol.Evaluate) -> protocol.Evaluated:
         """Figures of the held-out rows."""
         with self._not_training() as most_tokens:
             evaluation = Evaluation(self.spec, self.place, self._passes, self._local, most_tokens)
             return evaluation.run(order, lambda: self.beat("evaluate"))
 
-    def answer_prompts(self, order: AnswerPrompts) -> Answered:
+    def answer_prompts(self, order: protocol.AnswerPrompts) -> protocol.Answered:
         """Answers to the run's prompts."""
         with self._not_training() as most_tokens:
             return self._prompts.answer(order, self.engine.raw.module, most_tokens, lambda: self.beat("sample"))

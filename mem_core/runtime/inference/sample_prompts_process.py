@@ -13,7 +13,12 @@ from mem_core.runtime.inference.sample_prompts import SampleJob, asked_prompts, 
 from mem_core.runtime.models.build import load_tokenizer
 
 
-def _work(line: bytes, say: Say) -> list[dict[str, Any]]:
+def work(line: bytes, say: Say) -> list[dict[str, Any]]:
+    """The prompts of a SampleJob with their ids, as plain values.
+
+    Raises:
+        MemError: they cannot be answered, in the request's own words.
+    """
     del say
     job = SampleJob.model_validate_json(line)
     tokenizer = load_tokenizer(job.source)
@@ -31,7 +36,7 @@ def _work(line: bytes, say: Say) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Answer the parent."""
-    answer_parent(_work)
+    answer_parent(work)
 
 
 if __name__ == "__main__":
