@@ -40,7 +40,7 @@ HOSTILE = '<script>alert(1)</script>\n```\n# heading ![x](http://a/b) |\x1b[2J\x
 
 def asked(prompts: Any, **sections: Any) -> RuntimeRequest:
     return RuntimeRequest.model_validate(
-        {"run_id": "run", **sections, "evaluation": {"prompts": prompts, **sections.get("evaluation", {})}}
+        {"run_id": "run", **sections, "evaluation": {"prompts": prompts, **sections.pop("evaluation", {})}}
     )
 
 
@@ -108,7 +108,7 @@ def test_what_cannot_be_asked_is_refused(evaluation: dict[str, Any], words: str)
 
 
 def test_prompts_alone_are_something_to_look_at() -> None:
-    request = asked(["a"], data={"validation": None}, evaluation={"every_steps": 5})
+    request = asked(["a"], data={"validation": None}, evaluation={"every_steps": 5}, training={"max_steps": 20})
     assert request.effective_evaluation_steps == 5
 
 
@@ -143,7 +143,8 @@ def test_a_file_of_prompts_is_read_as_it_is_now_and_rows_with_completions_will_d
     ("prompts", "tokens", "said"),
     [
         (["a" * 3_000], 64, ("row 1 has 3,000 tokens", "64 new ones", "2,048", "evaluation.sample_tokens")),
-        (["a", "b" * 1_100], 1_000, ("row 2 has 1,100 tokens",)), ([[{"role": "assistant", "content": "a"}]], 64, ("prompt 1", "last message")),
+        (["a", "b" * 1_100], 1_000, ("row 2 has 1,100 tokens",)),
+        ([[{"role": "assistant", "content": "a"}]], 64, ("prompt 1", "last message")),
         ([[{"content": "a"}]], 64, ("prompt 1", "role")), ([[{"role": "user", "content": "a"}]], 64, ("chat template",)),
     ],
 )  # fmt: skip
@@ -159,8 +160,9 @@ def test_a_prompt_that_cannot_be_answered_is_named(prompts: Any, tokens: int, sa
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "A text alone is the path of a file"), ("", "the file has 0 prompts"), ("[]\n", "line 1"), ('{"other": "a"}\n', "no field of the rows"),
-        ('{"text": "a"}\n' * (MOST_PROMPTS + 1), f"the file has {MOST_PROMPTS + 1} prompts"), ('{"text": 1, "prompt": "a"}\n{"text": "a"}\n', "line 2"),
+        (None, "A text alone is the path of a file"), ("", "the file has 0 prompts"), ("[]\n", "line 1"),
+        ('{"other": "a"}\n', "no field of the rows"), ('{"text": "a"}\n{"text": 1, "prompt": "a"}\n', "line 2"),
+        ('{"text": "a"}\n' * (MOST_PROMPTS + 1), f"the file has {MOST_PROMPTS + 1} prompts"),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_used_is_named(content: str | None, said: str, tmp_path: Path) -> None:
@@ -212,7 +214,8 @@ def run_with(folder: Path, found: list[StepSamples]) -> Iterator[Path]:
         if each.step:
             state.emit(SegmentStarted(segment_index=index, from_step=found[index - 1].step, until_step=each.step))
             values: dict[str, Any] = {"from_step": found[index - 1].step, "to_step": each.step, "loss_first": 1.0, "loss_last": 1.0}
-            state.emit(SegmentEnded(segment_index=index, outcome=SegmentCompleted(**values, tokens=1, duration_s=1.0)))
+            values |= {"batch_index": each.step, "tokens": 1, "duration_s": 1.0, "trajectory_digest": ""}
+            state.emit(SegmentEnded(segment_index=index, outcome=SegmentCompleted(**values)))
         state.emit(Sampled(found=each))
     try:
         yield state.folder
@@ -262,7 +265,7 @@ def test_status_and_result_have_one_line() -> None:
 def test_tensorboard_keeps_answers_that_come_before_their_segment_and_drops_those_that_are_done_again(tmp_path: Path) -> None:
     """Prompts are answered beside the save of their step, so that its segment may be written after them."""
     import numpy as np
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 
     def segment(first: int, last: int) -> dict[str, Any]:
         values = {name: np.ones(last - first + 1, dtype) for name, dtype in METRIC_DTYPES.items()}
@@ -278,5 +281,5 @@ def test_tensorboard_keeps_answers_that_come_before_their_segment_and_drops_thos
     accumulator = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     found = accumulator.Tensors("samples/1/text_summary")
     assert [(event.step, b"from 10" in event.tensor_proto.string_val[0]) for event in found] == [(0, False), (10, False), (20, True)]
-    assert [event.step for event in accumulator.Scalars("train/loss")] == list(range(1, 21))
+    assert [event.step for event in accumulator.Tensors("train/loss")] == list(range(1, 21))
     assert len(os.listdir(tmp_path / "tensorboard")) == 2
