@@ -55,7 +55,7 @@ def event_words(event: Event) -> str | None:
         case MemoryPlanChanged() | OomAbsorbed() | FaultMet() | Recovered():
             return _of_trouble(event)
         case Sampled(found=found):
-            return f"{len(found.samples):,} prompts answered {'before training' if not found.step else f'after step {found.step:,}'}"
+            return found.words()
         case RunStoppedEarly(stopped=stopped):
             return f"stopped early after step {stopped.step:,}: {stopped.metric} no longer falls"
         case Exported(summary=summary):

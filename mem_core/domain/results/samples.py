@@ -43,6 +43,17 @@ class StepSamples(Value):
     samples: tuple[Sample, ...]
     temperature: float = 1.0
 
+    def words(self) -> str:
+        """For people, on one line, with the first answer as a sign of life: `3 prompts answered after step 20: 'the' -> 'quick fox'`."""
+        count, when = len(self.samples), f"after step {self.step:,}" if self.step else "before training"
+        first = f": {_line(self.samples[0].prompt, 40)} -> {_line(self.samples[0].greedy, 80)}" if self.samples else ""
+        return f"{count:,} prompt{'' if count == 1 else 's'} answered {when}{first}"
+
+
+def _line(text: str, most_characters: int) -> str:
+    words = " ".join(text.split())
+    return repr(words if len(words) <= most_characters else f"{words[:most_characters]}...")
+
 
 class EncodedPrompt(Value):
     """A prompt as the model gets it, and as people see it."""

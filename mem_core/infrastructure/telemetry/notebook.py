@@ -26,7 +26,7 @@ def result_facts(result: RunResult) -> list[tuple[str, str]]:
         ),
         ("best", f"step {result.best.step:,}, {result.best.metric} {result.best.value:.4f}" if result.best else ""),
         ("stopped early", f"after step {result.stopped_early.step:,}" if result.stopped_early else ""),
-        ("samples", _samples(result)),
+        ("samples", result.samples.words() if result.samples else ""),
         ("tokens", f"{result.tokens:,} at {result.tokens_per_s:,.0f} a second of training"),
         ("goodput", f"{goodput.fraction:.1%} of {format_seconds(goodput.lived_s)}"),
         ("faults", f"{len(result.faults):,} met, {num_recovered:,} recoveries measured, {result.restarts:,} restarts"),
@@ -83,21 +83,6 @@ def result_text(result: RunResult) -> str:
 def _origin(result: RunResult) -> str:
     origin = result.forked_from
     return f"{origin.run_id} at step {origin.step:,}: {origin.changes()}" if origin is not None else ""
-
-
-def _samples(result: RunResult) -> str:
-    """The first answer on one line, as a sign of life; all of them are in the report."""
-    found = result.samples
-    if found is None or not found.samples:
-        return ""
-    first, count = found.samples[0], len(found.samples)
-    when = f"after step {found.step:,}" if found.step else "before training"
-    return f"{count:,} prompt{'' if count == 1 else 's'} answered {when}: {_line(first.prompt, 40)} -> {_line(first.greedy, 80)}"
-
-
-def _line(text: str, most_characters: int) -> str:
-    words = " ".join(text.split())
-    return repr(words if len(words) <= most_characters else f"{words[:most_characters]}...")
 
 
 def _epochs(result: RunResult) -> str:

@@ -35,8 +35,8 @@ class SamplingService:
         if found is None:
             return False
         temperature = self.attempt.request.evaluation.sample_temperature
-        self.attempt.state.emit(Sampled(found=StepSamples(step=step, samples=found.samples, temperature=temperature)))
+        answers = StepSamples(step=step, samples=found.samples, temperature=temperature)
+        self.attempt.state.emit(Sampled(found=answers))
         self.segments.checkpoints.results.samples(self.book.in_order)
-        when = f"step {step:,}" if step else "before training"
-        self.attempt.progress.note(f"{when}: {len(found.samples):,} prompts answered; they are in the report")
+        self.attempt.progress.note(answers.words())
         return True

@@ -134,7 +134,7 @@ def test_training_has_the_same_bits_with_and_without(part: dict[str, Any], paral
     assert [step for step, _ in found] == [0, EVERY_STEPS, STEPS]
     assert {tuple(prompt for prompt, _, _ in each) for _, each in found} == {tuple(PROMPTS)}
     assert found[0][1] != found[-1][1], "the weights are others"
-    assert "before training: 3 prompts answered" in console.text
+    assert "3 prompts answered before training: 'the quick <b>fox</b>' -> " in console.text
     assert (with_them.restarts, with_them.memory.plan_changes) == (0, ())
 
 
