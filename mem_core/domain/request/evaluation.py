@@ -46,15 +46,15 @@ class EvaluationSection(Section):
 
     @field_validator("prompts")
     @classmethod
-    def _asks_something(cls, value: Any) -> Any:
+    def _asks_something(cls, value: tuple[Any, ...] | str | None) -> tuple[Any, ...] | str | None:
         if value is None:
             return value
         if not value:
             raise ValueError("prompts is empty; give texts, chats or the path of a file, or leave it out")
-        if isinstance(value, tuple) and not all(cast("tuple[Any, ...]", value)):
+        if isinstance(value, tuple) and not all(value):
             raise ValueError("one of the prompts is empty; give it words, or leave it out")
-        if isinstance(value, tuple) and len(cast("tuple[Any, ...]", value)) > MOST_PROMPTS:
-            raise ValueError(f"prompts are {len(cast('tuple[Any, ...]', value))}; at most {MOST_PROMPTS} are answered at each evaluation")
+        if isinstance(value, tuple) and len(value) > MOST_PROMPTS:
+            raise ValueError(f"prompts are {len(value)}; at most {MOST_PROMPTS} are answered at each evaluation")
         return value
 
     @field_validator("sets", mode="before")
