@@ -27,7 +27,8 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"),  # peft asks transformers for it
 ]
-Drive, Asked = Callable[..., RunResult], Callable[..., RuntimeRequest]
+Drive = Callable[..., RunResult]
+Asked = Callable[..., RuntimeRequest]
 STEPS, EVERY_STEPS, TOKENS = 8, 4, 8
 TRAINING = {
     "max_steps": STEPS,

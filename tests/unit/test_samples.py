@@ -24,6 +24,7 @@ from mem_core.domain.events import EVENT_ADAPTER, Sampled, SegmentEnded, Segment
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.results.samples import LONGEST_ANSWER_CHARACTERS, MOST_PROMPTS, Sample, StepSamples
 from mem_core.domain.segment import SegmentCompleted
+from mem_core.infrastructure.request.file import load_request
 from mem_core.infrastructure.telemetry.loggers.files import TensorBoardLogger
 from mem_core.infrastructure.telemetry.markdown import fenced
 from mem_core.infrastructure.telemetry.metrics import METRIC_DTYPES
@@ -110,6 +111,12 @@ def test_what_cannot_be_asked_is_refused(evaluation: dict[str, Any], words: str)
 def test_prompts_alone_are_something_to_look_at() -> None:
     request = asked(["a"], data={"validation": None}, evaluation={"every_steps": 5}, training={"max_steps": 20})
     assert request.effective_evaluation_steps == 5
+
+
+def test_the_shipped_fine_tune_asks_about_what_it_trains() -> None:
+    request = load_request(str(Path(__file__).parents[2] / "deployments" / "models" / "docstrings.yaml"))
+    assert request.evaluation.prompts is not None
+    assert [prompt[0]["role"] for prompt in request.evaluation.prompts if isinstance(prompt, tuple)] == ["user", "user"]
 
 
 def ask_here(program: str, job: str, limit_s: float) -> Any:
