@@ -15,9 +15,14 @@ import pytest
 from mem_core.core.run.state_manager import read_journal
 from mem_core.domain.errors import Interrupted
 from mem_core.domain.events import Sampled
+from mem_core.domain.printable import printable
 from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.results.generation import Sampling
 from mem_core.domain.run import RunResult
 from mem_core.runtime.chaos.faults.view import RunView
+from mem_core.runtime.inference.answering import Answering
+from mem_core.runtime.inference.opening import open_model
+from mem_core.runtime.inference.prompt_rows import Prompt
 from mem_core.runtime.session.opening.stages import Prepared
 from mem_core.runtime.session.stop_flag import StopFlag
 from mem_core.testing.model_folders import model_folder
@@ -149,6 +154,15 @@ def test_chats_and_adapters_on_a_model_folder(drive: Drive, asked: Asked, model:
         (step, ["the quick", "user: hello"]) for step in (0, EVERY_STEPS, STEPS)
     ]
     assert found[0][1] != found[-1][1]
+    assert [each[1:] for each in found[0][1]] == list(zip(as_generated(model, 0.0), as_generated(model, 1.0), strict=True))
+
+
+def as_generated(model: Path, temperature: float) -> list[str]:
+    """What `mem generate` answers to both prompts; adapters add nothing before they are trained."""
+    opened = open_model(str(model), "float32", "cpu")
+    prompts = list(opened.encoder.prompts([Prompt("the quick"), Prompt(messages=tuple(CHAT))]))
+    answering = Answering(opened, Sampling(max_new_tokens=TOKENS, temperature=temperature, seed=0), lambda: None)
+    return [printable(answering.text(tokens)) for tokens, _, _ in answering.answers((0, 1), prompts)]
 
 
 def test_they_stand_in_result_page_and_tensorboard_and_a_resume_answers_none_twice(drive: Drive, asked: Asked) -> None:
