@@ -129,6 +129,8 @@ class InSampling:
         pytest.param(LORA, {"zero_stage": 3, "num_ranks": 2}, id="lora, two ranks, stage 3", marks=pytest.mark.slow),
         pytest.param({}, {"zero_stage": 2, "num_ranks": 2}, id="two ranks, stage 2", marks=pytest.mark.slow),
         pytest.param({}, {"zero_stage": 0}, id="stage 0", marks=pytest.mark.slow),
+        pytest.param({"activation_checkpointing": "on"}, {}, id="recomputed", marks=pytest.mark.slow),
+        pytest.param({"compile": "on"}, {}, id="compiled", marks=pytest.mark.slow),
         pytest.param({"dtype": "bfloat16"}, {"zero_stage": 3}, id="half, stage 3", marks=pytest.mark.slow),
     ],
 )
