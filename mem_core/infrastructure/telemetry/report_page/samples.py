@@ -15,7 +15,8 @@ def samples_section(data: ReportData) -> Html:
     if not found:
         return Html("")
     temperature = found[-1].temperature
-    note = f"Fixed prompts, answered by the likeliest token each time (greedy) and by a draw at temperature {temperature:g} (sampled)."
+    note = f"Fixed prompts, answered by the likeliest token each time (greedy) and by a draw at temperature {temperature:g} (sampled). "
+    note += "Three dots: cut at evaluation.sample_tokens."
     prompts = dict.fromkeys(sample.prompt for each in reversed(found) for sample in each.samples)
     return section("Samples", *(_prompt(prompt, found) for prompt in prompts), note=note)
 
@@ -37,4 +38,4 @@ def _row(step: int, sample: Sample) -> tuple[Cell, ...]:
 
 def _answer(text: str, finish: str) -> Html:
     """With its own line breaks; three dots where it was cut and did not end by itself."""
-    return element("span", text + (" ..." if finish == "length" else ""), style=_KEPT)
+    return element("span", f"{text.rstrip()} ..." if finish == "length" else text, style=_KEPT)
