@@ -12,13 +12,13 @@ from flows.commands.inference.generate import answered, first_answers
 from flows.context import is_deployed
 from flows.flow_request import refuse_relative_store
 from flows.mem_flow import mem_flow
+from flows.prefect_view.counted import shown_counted
 from flows.prefect_view.markdown import inline, table
 from mem_core.domain.errors import RequestError
 from mem_core.domain.printable import printable
 from mem_core.domain.results.generation import GenerationResult, InferenceDevice
 from mem_core.infrastructure.machine.process_facts import refuse_lost_working_folder
 from mem_core.infrastructure.settings import Settings
-from mem_core.infrastructure.telemetry.progress import NoProgress
 
 SHOWN_ROWS = 10
 
@@ -71,7 +71,8 @@ def answer_prompts(model: str, store: str, options: dict[str, Any]) -> dict[str,
     Raises:
         MemError: see `mem_core.runtime.inference.supervise.generate`.
     """
-    return answered(model, store, options, Settings.from_environment(), NoProgress()).model_dump(mode="json")
+    with shown_counted("generate") as progress:
+        return answered(model, store, options, Settings.from_environment(), progress).model_dump(mode="json")
 
 
 def page(result: GenerationResult) -> str:

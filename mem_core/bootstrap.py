@@ -30,6 +30,7 @@ from mem_core.infrastructure.storage.retrying import RetryPolicy
 from mem_core.runtime.checkpoint_manager.catalog import Catalog
 from mem_core.runtime.checkpoint_manager.mirror.mirror import highest_attempt
 from mem_core.runtime.data.values import PreparedData, PreparedRows
+from mem_core.runtime.inference.sample_prompts import prompt_problems, sample_order
 from mem_core.runtime.models.facts import describe_model
 from mem_core.runtime.models.numbers import read_model_numbers
 from mem_core.runtime.ranks.local.processes import ForkServer
@@ -107,7 +108,8 @@ def examine_only(
     report = with_orphans(report, lambda: remote_store(request, settings, RetryPolicy(attempts=1)), request.run_id)
     report = allow_other_shape(report) if allow_reshard else report
     resuming = Resuming(allow_reshard, as_born, settings.manifest_key, settings.model_cache_dir)
-    problems = (*advice_problems(request, settings), *logging_problems(request, settings))
+    problems = [*advice_problems(request, settings), *logging_problems(request, settings)]
+    problems += prompt_problems(request, settings.model_cache_dir)
     return with_failures(report, *problems, *problems_of_run(folder, request, report, resuming))
 
 
@@ -221,7 +223,9 @@ def prepare(held: Held) -> Prepared:
         model = describe_model(held.request.model.source, order.settings.model_cache_dir)
         data = prepare_tokens(held.request, order.settings, model.vocab_size, order.progress, record)
         rows = PreparedRows(
-            train=data, evaluation=prepare_evaluation(held.request, order.settings, model.vocab_size, order.progress, record)
+            train=data,
+            evaluation=prepare_evaluation(held.request, order.settings, model.vocab_size, order.progress, record),
+            samples=sample_order(held.request, order.settings.model_cache_dir),
         )
     asked = in_steps(held.request, data.epoch_rows)
     if record is None:

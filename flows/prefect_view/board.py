@@ -20,10 +20,12 @@ from mem_core.domain.events import (
     PolicyDecided,
     Recovered,
     RunEnded,
+    Sampled,
     SegmentEnded,
     SegmentStarted,
 )
 from mem_core.domain.policy import PolicyDecision
+from mem_core.domain.results.samples import StepSamples
 from mem_core.domain.segment import SegmentCompleted
 from mem_core.infrastructure.telemetry.live import Rate
 from mem_core.infrastructure.telemetry.progress import PreparingView, ProgressView, View
@@ -80,6 +82,7 @@ class RunBoard:
     memory: Curve = field(default_factory=Curve)
     held_out: Curve = field(default_factory=Curve)
     evaluation: Evaluated | None = None
+    samples: StepSamples | None = None
     segment: SegmentStarted | None = None
     ended: RunEnded | None = None
     attempt: int = 0
@@ -151,6 +154,8 @@ class RunBoard:
             case Evaluated() as event:
                 self.evaluation = event
                 self.held_out.add(event.step, event.validation_loss)
+            case Sampled() as event:
+                self.samples = event.found
             case OomAbsorbed():
                 self.num_ooms_absorbed += 1
             case RunEnded() as event:

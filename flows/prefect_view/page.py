@@ -8,10 +8,13 @@ from flows.prefect_view.curves import BLUE, GREEN, ORANGE, Line, curve_lines, da
 from flows.prefect_view.markdown import bullets, code, inline, table
 from mem_core.domain.checkpoint import CheckpointVerdict
 from mem_core.domain.policy import PolicyDecision
+from mem_core.domain.results.samples import StepSamples
 from mem_core.domain.units import format_bytes, format_seconds, format_short
+from mem_core.infrastructure.telemetry.markdown import sample_markdown
 from mem_core.infrastructure.telemetry.metrics import figures_of
 from mem_core.infrastructure.telemetry.progress import ProgressView, describe, epoch_words
 
+MOST_SAMPLES = 8
 STEPPING = ("", "forward", "backward", "step", "data")
 
 
@@ -33,6 +36,7 @@ def render_page(board: RunBoard, places: Places) -> str:
         loss_picture(board),
         _progress(board),
         memory_picture(board),
+        samples(board.samples),
         _checkpoints(board),
         _faults(board),
         _decisions(board),
@@ -138,6 +142,17 @@ def memory_picture(board: RunBoard) -> str:
         return ""
     memory = Line("memory of the workers, MiB", board.memory.drawn, GREEN)
     return f"![Memory of the workers over steps]({data_url(lines_svg([memory], from_zero=True))})"
+
+
+def samples(found: StepSamples | None) -> str:
+    """The last answers to fixed prompts; a model wrote them, so that nothing of them is read as Markdown."""
+    if found is None or not found.samples:
+        return ""
+    shown = [sample_markdown(sample) for sample in found.samples[:MOST_SAMPLES]]
+    left_out = len(found.samples) - len(shown)
+    more = f"{left_out:,} more in the report." if left_out > 0 else ""
+    when = f"after step {found.step:,}" if found.step else "before training"
+    return "\n\n".join(part for part in (f"## Samples {when}", *shown, more) if part)
 
 
 def _checkpoints(board: RunBoard) -> str:

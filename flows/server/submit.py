@@ -1,7 +1,5 @@
 """Start a deployment from Python and hold on to it: `run = submit(request); run.status(); run.result(); run.cancel()`."""
 
-import json
-import re
 import sys
 import time
 from collections.abc import Mapping
@@ -19,7 +17,7 @@ from prefect.states import Cancelling
 
 from flows.flow_request import refuse_large, refuse_relative_store, settled_request
 from flows.notebook import ShownResult
-from flows.prefect_view.summary import RESULT_MARK
+from flows.prefect_view.summary import result_in
 from flows.server.waiting import QUEUED, waits_for
 from mem_core.domain import errors
 from mem_core.domain.errors import EnvironmentUnfit, InternalError, Interrupted, MemError, RequestError
@@ -120,9 +118,9 @@ class RunHandle:
     def _ended(self, client: SyncPrefectClient, run: FlowRun) -> ShownResult:
         if run.state is not None and run.state.is_completed():
             for artifact in self._artifacts(client):
-                found = re.search(RESULT_MARK + r"\n(\{.*\})\n```", str(artifact.data), re.DOTALL)
-                if found:
-                    return ShownResult.model_validate(seen_from(PREFECT_API_URL.value() or "", json.loads(found.group(1))))
+                found = result_in(str(artifact.data))
+                if found is not None:
+                    return ShownResult.model_validate(seen_from(PREFECT_API_URL.value() or "", found))
             raise InternalError(
                 "the run is completed and its result did not reach Prefect", value=run.name, remedy="Read result.json in the run folder."
             )

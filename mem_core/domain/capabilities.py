@@ -89,6 +89,13 @@ def _chat_without_template(request: RuntimeRequest, facts: Facts) -> Asked | Non
     return Asked("data.messages_field", request.data.messages_field) if request.data.messages_field and none_there else None
 
 
+def _chat_prompts_without_template(request: RuntimeRequest, facts: Facts) -> Asked | None:
+    prompts = request.evaluation.prompts
+    chats = isinstance(prompts, tuple) and any(not isinstance(prompt, str) for prompt in prompts)
+    none_there = request.model.source.startswith("preset:") or (facts.model is not None and facts.model.has_chat_template is False)
+    return Asked("evaluation.prompts", "chats") if chats and none_there else None
+
+
 def _second_copy(request: RuntimeRequest, _: Facts) -> Asked | None:
     mirror, remote = request.checkpoint.mirror, "://" in request.store and not request.store.startswith("file://")
     return Asked("checkpoint.mirror", mirror) if mirror is not None and remote else None
@@ -139,6 +146,15 @@ UNSUPPORTED = (
         way_out="Add chat_template.jinja to the model folder, or use data.prompt_field and data.completion_field.",
         fields=("data.messages_field",),
         in_form="presets have none",
+    ),
+    Capability(
+        id="chat_prompts",
+        asks=_chat_prompts_without_template,
+        why="there is no chat template to render the chats of the prompts with, and presets have none",
+        allowed="texts, or a model folder with a chat template",
+        way_out="Give the prompts as texts, or add chat_template.jinja to the model folder.",
+        fields=("evaluation.prompts",),
+        in_form="chats need a model folder with a chat template",
     ),
     Capability(
         id="mirror_of_remote",

@@ -14,6 +14,7 @@ from mem_core.domain.policy import PolicyDecision
 from mem_core.domain.results.evaluation import SetFigures, StoppedEarly
 from mem_core.domain.results.exports import ExportSummary
 from mem_core.domain.results.origin import ForkOrigin
+from mem_core.domain.results.samples import StepSamples
 from mem_core.domain.run import DataSummary
 from mem_core.domain.segment import SegmentOutcome
 from mem_core.domain.units import Value
@@ -188,6 +189,13 @@ class Evaluated(Value):
     sets: dict[str, SetFigures] = Field(default={}, description="Every set by its name, the first of them above; empty in older journals.")
 
 
+class Sampled(Value):
+    """Every prompt was answered with the weights of a step: all of them in one line, so that none stands there twice or alone."""
+
+    event: Literal["sampled"] = "sampled"
+    found: StepSamples
+
+
 class RunStoppedEarly(Value):
     """The loss of the first set has not fallen for as many evaluations as the request has patience for: the run ends here, completed."""
 
@@ -245,7 +253,7 @@ class RunEnded(Value):
 Event = Annotated[
     AttemptStarted | DoctorReported | DataPrepared | PolicyDecided | SegmentStarted | MemoryPlanChanged | SegmentEnded | CheckpointSealed
     | CheckpointCommitted | CheckpointJudged | CheckpointRemoved | CheckpointMirrored | Resumed | OomAbsorbed | FaultMet | Recovered
-    | BatchSkipped | Evaluated | RunStoppedEarly | Exported | Forked | FiguresLogged | TimeSpent | Noted | RunEnded,
+    | BatchSkipped | Evaluated | Sampled | RunStoppedEarly | Exported | Forked | FiguresLogged | TimeSpent | Noted | RunEnded,
     Field(discriminator="event"),
 ]  # fmt: skip
 EVENT_ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)

@@ -8,6 +8,7 @@ from mem_core.domain.plan import Hyperparams, MemoryPlanChange
 from mem_core.domain.results.evaluation import BestStep, SetFigures, StoppedEarly
 from mem_core.domain.results.exports import ExportSummary
 from mem_core.domain.results.origin import ForkOrigin
+from mem_core.domain.results.samples import StepSamples
 from mem_core.domain.units import Value
 
 RunStatus = Literal["completed", "interrupted", "failed", "running"]
@@ -164,6 +165,9 @@ class RunResult(Value):
         default=None, description="None without evaluation; its checkpoint stays where evaluation.keep_best asks."
     )
     stopped_early: StoppedEarly | None = Field(default=None, description="Where and why, if evaluation.patience ended the run.")
+    samples: StepSamples | None = Field(
+        default=None, description="The last answers to evaluation.prompts; the journal has the earlier ones."
+    )
     tokens: int = 0
     tokens_per_s: float = 0.0
     restarts: int = 0

@@ -8,7 +8,20 @@ from mem_core.domain.errors import EnvironmentUnfit, MemError, PolicyRefused, Re
 from mem_core.domain.units import Value
 
 Phase = Literal[
-    "start", "op_build", "calibrate", "restore", "first_step", "forward", "backward", "step", "save", "evaluate", "data", "idle", "validate"
+    "start",
+    "op_build",
+    "calibrate",
+    "restore",
+    "first_step",
+    "forward",
+    "backward",
+    "step",
+    "save",
+    "evaluate",
+    "sample",
+    "data",
+    "idle",
+    "validate",
 ]
 
 

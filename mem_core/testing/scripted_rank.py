@@ -16,12 +16,15 @@ from multiprocessing.connection import Connection
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.plan import Hyperparams
 from mem_core.domain.results.evaluation import SetFigures
+from mem_core.domain.results.samples import Sample
 from mem_core.domain.segment import Evidence, WorkerError
 from mem_core.runtime.ranks.agreement import Agreement
 from mem_core.runtime.ranks.place import RankPlace
 from mem_core.runtime.ranks.port import Pulse
 from mem_core.runtime.ranks.worker.main import open_agreement, open_pulse
 from mem_core.runtime.ranks.worker.protocol import (
+    Answered,
+    AnswerPrompts,
     Evaluate,
     Evaluated,
     Failed,
@@ -72,6 +75,8 @@ def serve(connection: Connection, train: Misbehave = lambda actor, command: None
                     restored(actor)
             case Evaluate():
                 connection.send(Evaluated({"validation": SetFigures.of(1.5, 0.5, tokens=1, rows=1, rows_total=1)}))
+            case AnswerPrompts():
+                connection.send(Answered((Sample(prompt="a", greedy="b", sampled="c"),) if place.rank == 0 else ()))
             case Train():
                 reply = train(actor, command)
                 connection.send(reply or done(command.until_step))

@@ -87,7 +87,10 @@ def test_generate_answers_each_row_and_finds_what_is_finished(site: Site, traine
     flow_run = completed(site, site.run_deployment("generate/generate", **parameters))
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert [(line["id"], line["completion_tokens"] <= 8) for line in lines] == [(number, True) for number in range(1, 5)]
-    assert "4 answers in" in site.artifacts(flow_run["id"])["mem-generate"]["data"]
+    artifacts = site.artifacts(flow_run["id"])
+    assert "4 answers in" in artifacts["mem-generate"]["data"]
+    assert artifacts["mem-generate-progress"]["data"] == 100.0
+    assert "row 4/4" in artifacts["mem-generate-progress"]["description"]
     before = output.stat().st_mtime_ns
     completed(site, site.run_deployment("generate/generate", **parameters))
     assert output.stat().st_mtime_ns == before

@@ -187,6 +187,9 @@ REQUESTS = (
     Odd("planner's URL", planner(base_url="not a url"), 64, "no URL of an endpoint"),
     Odd("planner's key itself", planner(base_url="http://127.0.0.1:9/v1", api_key_env="sk-a/b"), 64, "not the name of an environment"),
     Odd("planner out of reach", planner(base_url="http://127.0.0.1:9/v1"), 0),
+    Odd("a prompt that is too long", of(evaluation={"prompts": ["p" * 3_000]}), 66, "row 1 has 3,000 tokens"),
+    Odd("no file of prompts", of(evaluation={"prompts": "/nowhere.jsonl"}), 66, "the prompts cannot be read"),
+    Odd("prompts that are chats", of(evaluation={"prompts": [[{"role": "user", "content": "a"}]]}), 64, "no chat template"),
     Odd("offload on a CPU", of(parallel={"zero_stage": 1, "offload_optimizer": "cpu"}), 0, "frees nothing on a CPU"),
 )
 MACHINES = (

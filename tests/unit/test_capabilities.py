@@ -57,6 +57,9 @@ CASES: dict[str, list[tuple[dict[str, Any], Facts, str, str]]] = {
             "turns",
         ),
     ],
+    "chat_prompts": [
+        ({"evaluation": {"prompts": ["text", [{"role": "user", "content": "a"}]]}}, NOTHING_KNOWN, "evaluation.prompts", "chats"),
+    ],
     "mirror_of_remote": [
         ({"store": "s3://runs", "checkpoint": {"mirror": "/copies"}}, NOTHING_KNOWN, "checkpoint.mirror", "/copies"),
     ],
@@ -72,6 +75,7 @@ ALLOWED = [
     {}, {"data": {"format": "parquet", "train": ["odd.parquet.gz"]}}, {"parallel": {"zero_stage": 1, "offload_optimizer": "cpu"}},
     {"chaos": {"kinds": ["kill_rank"]}}, {"chaos": {}}, {"store": "file:///runs", "checkpoint": {"mirror": "s3://copies/a"}},
     {"policy": {"approval": {"required": True}}}, {"model": {"source": "/m"}, "data": {"messages_field": "messages"}},
+    {"evaluation": {"prompts": ["text"]}}, {"evaluation": {"prompts": "prompts.jsonl"}},
 ]  # fmt: skip
 
 

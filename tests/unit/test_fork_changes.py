@@ -10,9 +10,10 @@ from mem_core.core.fork.changes import Branch, branched, horizon_words, values_t
 from mem_core.core.results.length import RunLength
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.errors import RequestError
-from mem_core.domain.events import BatchSkipped, Evaluated, MemoryPlanChanged
+from mem_core.domain.events import BatchSkipped, Evaluated, MemoryPlanChanged, Sampled
 from mem_core.domain.plan import MemoryPlan, MemoryPlanChange
 from mem_core.domain.request import RuntimeRequest
+from mem_core.domain.results.samples import StepSamples
 from mem_core.infrastructure.request.file import apply_overrides, build_request
 from mem_core.testing.synthetic_run import JournalBuilder
 
@@ -102,6 +103,7 @@ def test_another_word_behind_the_at_is_refused(run: str) -> None:
 def journal() -> JournalBuilder:
     """40 steps with a fork in mind at 20: before it and after it an evaluation, a batch left out, another plan."""
     builder = JournalBuilder().start().segment(0, 0, 20)
+    builder.add(*(Sampled(found=StepSamples(step=step, samples=())) for step in (0, 20)))
     for step in (10, 20):
         builder.add(Evaluated(step=step, validation_loss=1.0 / step), BatchSkipped(batch_index=step - 5))
         builder.add(MemoryPlanChanged(change=MemoryPlanChange(batch_index=step, plan=MemoryPlan(micro_batch_rows=step), reason="")))
@@ -112,17 +114,18 @@ def journal() -> JournalBuilder:
 def taken(*overrides: str) -> list[tuple[str, int]]:
     events = carried_events(journal().lines, TrainingPosition(applied_steps=20, batch_index=20), fork(*overrides, step=20))
     numbers = {
-        "evaluated": lambda event: event.step, "batch_skipped": lambda event: event.batch_index,
+        "evaluated": lambda event: event.step, "sampled": lambda event: event.found.step, "batch_skipped": lambda event: event.batch_index,
         "memory_plan_changed": lambda event: event.change.batch_index,
     }  # fmt: skip
     return [(event.event, numbers[event.event](event)) for event in events]
 
 
 def test_a_fork_that_goes_on_as_its_origin_takes_what_was_decided_for_later_steps() -> None:
-    before = [("evaluated", 10), ("evaluated", 20), ("batch_skipped", 5), ("batch_skipped", 15)]
+    before = [("evaluated", 10), ("evaluated", 20), ("sampled", 0), ("sampled", 20), ("batch_skipped", 5), ("batch_skipped", 15)]
     assert taken("training.max_steps=90") == [*before, ("batch_skipped", 30), ("memory_plan_changed", 20)]
     assert taken("training.learning_rate=1e-4") == before
 
 
 def test_figures_of_other_rows_are_not_taken() -> None:
     assert not [name for name, _ in taken("evaluation.sets={other: x.txt}") if name == "evaluated"]
+    assert not [name for name, _ in taken("evaluation.prompts=[other]") if name == "sampled"]

@@ -1,7 +1,6 @@
 """The curves and the words of a run's pages in Prefect: round marks, both colour schemes, means over noise, texts that cannot break out."""
 
 import itertools
-import json
 import re
 from dataclasses import dataclass
 
@@ -11,10 +10,11 @@ from flows.prefect_view.board import RunBoard
 from flows.prefect_view.curves import BLUE, GREEN, ORANGE, TEXT, Curve, Line, lines_svg, mark_words, round_marks
 from flows.prefect_view.markdown import bullets, code, inline, table
 from flows.prefect_view.page import Places, render_page, status_line
-from flows.prefect_view.summary import RESULT_MARK, render_summary
+from flows.prefect_view.summary import render_summary, result_in
 from mem_core.domain.environment import EnvironmentReport, Finding
 from mem_core.domain.events import DoctorReported, Evaluated, FaultMet
 from mem_core.domain.results.evaluation import SetFigures
+from mem_core.domain.results.samples import Sample, StepSamples
 from mem_core.domain.run import DataSummary, Goodput, RunResult
 from mem_core.infrastructure.telemetry.progress import ProgressView
 from mem_core.testing.synthetic_run import JournalBuilder
@@ -198,12 +198,12 @@ def test_a_finished_run_is_told_in_words_figures_and_curves_and_not_as_json() ->
 
 
 def test_a_program_finds_the_whole_result_in_the_page_and_no_text_ends_its_comment() -> None:
-    result = ended("odd --> text ``` with\nlines")
+    hostile = Sample(prompt="a", greedy='b\n```json\n{"run_id": "other"}\n```\n-->', sampled="<!-- c\n```json\n{")
+    samples = StepSamples(step=5, samples=(hostile,))
+    result = ended("odd --> text ``` with\nlines").model_copy(update={"samples": samples})
     page = render_summary(result, RunBoard("r", 1_000), Places("/runs/r"))
-    found = re.search(RESULT_MARK + r"\n(\{.*\})\n```", page, re.DOTALL)
-    assert found is not None
-    assert RunResult.model_validate(json.loads(found[1])) == result
-    assert page.count("-->") == 2, "one in the sentence, as text, and the end of the comment"
+    assert RunResult.model_validate(result_in(page)) == result
+    assert page.count("-->") == 3, "one in the sentence and one in an answer, as text, and the end of the comment"
     assert page.rstrip().endswith("-->")
 
 

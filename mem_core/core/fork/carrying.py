@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator
 
 from mem_core.core.fork.changes import Branch
 from mem_core.core.results.evaluations import EvaluationBook
+from mem_core.core.results.samples import SampleBook
 from mem_core.core.run.fold import fold_state
 from mem_core.domain.checkpoint import TrainingPosition
-from mem_core.domain.events import BatchSkipped, Evaluated, Event, JournalLine, MemoryPlanChanged, PolicyDecided
+from mem_core.domain.events import BatchSkipped, Evaluated, Event, JournalLine, MemoryPlanChanged, PolicyDecided, Sampled
 
 
 def carried_events(lines: Iterable[JournalLine], position: TrainingPosition, branch: Branch) -> tuple[Event, ...]:
@@ -18,6 +19,7 @@ def carried_events(lines: Iterable[JournalLine], position: TrainingPosition, bra
     lines = list(lines)
     return (
         *_evaluations(lines, position.applied_steps, branch),
+        *_samples(lines, position.applied_steps, branch),
         *_left_out(lines, position, branch),
         *_decisions(lines, position.applied_steps, branch),
         *_splits(lines, position, branch),
@@ -30,6 +32,14 @@ def _evaluations(lines: list[JournalLine], step: int, branch: Branch) -> tuple[E
            for change in branch.changes):  # fmt: skip
         return ()
     return tuple(event for event in EvaluationBook(lines).in_order if event.step <= step)
+
+
+def _samples(lines: list[JournalLine], step: int, branch: Branch) -> tuple[Sampled, ...]:
+    """Answers up to the step; not beside answers to other prompts."""
+    names = ("evaluation.prompts", "evaluation.sample_tokens", "evaluation.sample_temperature")
+    if any(change.field in names for change in branch.changes):
+        return ()
+    return tuple(Sampled(found=found) for found in SampleBook(lines).in_order if found.step <= step)
 
 
 def _left_out(lines: list[JournalLine], position: TrainingPosition, branch: Branch) -> Iterator[BatchSkipped]:

@@ -16,7 +16,8 @@ class Progress(Value):
     `passed_over`: newer ones that failed before it.
     `same_errors`: how often in a row a fresh process met the same error before any step, at `same_error_batches` different batches.
     `has_stepped`: whether any process of this attempt applied a step; until then a failing batch says nothing about its samples.
-    `is_evaluated`: whether the held-out rows were looked at after `applied_steps`; `stops_early`: what they said ends the run here.
+    `is_evaluated`: whether the held-out rows were looked at after `applied_steps`; `stops_early`: what they said ends the run here;
+    `is_sampled`: whether the prompts were answered there, where there are any.
     """
 
     applied_steps: int
@@ -35,6 +36,7 @@ class Progress(Value):
     same_error_batches: int = 0
     has_stepped: bool = True
     is_evaluated: bool = True
+    is_sampled: bool = True
     stops_early: bool = False
 
 
@@ -67,7 +69,7 @@ class Retry:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Look at the held-out rows with the weights as they are after `step`."""
+    """Look at the held-out rows, and answer the prompts, with the weights as they are after `step`; at step 0 the prompts alone."""
 
     step: int
 

@@ -15,6 +15,7 @@ MINIMUM_S: dict[Phase, float] = {
     "step": 3.0,
     "save": 60.0,
     "evaluate": 60.0,
+    "sample": 60.0,
     "idle": 60.0,
     "data": 600.0,
     "calibrate": 180.0,

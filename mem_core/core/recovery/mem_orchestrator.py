@@ -84,7 +84,7 @@ def _go_on(progress: Progress, limits: MemOrchestrator) -> Action:
     if progress.stop_by:
         return Pause(progress.stop_by)
     step, every_steps = progress.applied_steps, limits.evaluate_every_steps
-    if every_steps is not None and step and step % every_steps == 0 and not progress.is_evaluated:
+    if _looks_at(step, every_steps, progress):
         return Evaluate(step)
     if progress.stops_early:
         return Finish()
@@ -95,6 +95,14 @@ def _go_on(progress: Progress, limits: MemOrchestrator) -> Action:
     if every_steps is not None:
         until = min(until, (step // every_steps + 1) * every_steps)
     return Train(segment_index=index, from_step=step, until_step=until)
+
+
+def _looks_at(step: int, every_steps: int | None, progress: Progress) -> bool:
+    """Whether rows or prompts are due before the next step: prompts before the first step too, whatever else is asked."""
+    if step == 0:
+        return not progress.is_sampled
+    due = every_steps is not None and step % every_steps == 0
+    return due and not (progress.is_evaluated and progress.is_sampled)
 
 
 def _after_failure(progress: Progress, failure: SegmentFailure, limits: MemOrchestrator) -> Action:

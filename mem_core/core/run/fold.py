@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any, assert_never
 
 from mem_core.core.results.evaluations import EvaluationBook
+from mem_core.core.results.samples import SampleBook
 from mem_core.core.run.fold_checkpoints import Checkpoints
 from mem_core.core.run.fold_parts import Failures, LineOfWork
 from mem_core.core.run.goodput import WallTimeFold
@@ -37,6 +38,7 @@ from mem_core.domain.events import (
     Resumed,
     RunEnded,
     RunStoppedEarly,
+    Sampled,
     SegmentEnded,
     SegmentStarted,
     TimeSpent,
@@ -80,8 +82,7 @@ class RunFold:
         self._back_step: int | None = None
         self._attempt = 0
         self._status: RunStatus = "running"
-        self._exit_code = 0
-        self._message = ""
+        self._exit_code, self._message = 0, ""
         self._plan_changes: list[MemoryPlanChange] = []
         self._plan_history: list[dict[str, Any]] = []
         self._decided: dict[int, DecidedSegment] = {}
@@ -89,7 +90,7 @@ class RunFold:
         self._report: EnvironmentReport | None = None
         self._data: DataSummary | None = None
         self._peak_bytes = 0
-        self._book = EvaluationBook()
+        self._book, self._samples = EvaluationBook(), SampleBook()
         self._export: ExportSummary | None = None
         self._origin: ForkOrigin | None = None
         self._logged_to: dict[str, str] = {}
@@ -99,6 +100,7 @@ class RunFold:
         event = line.event
         self._failures.now_s = line.time_unix_s
         self._book.add(event)
+        self._samples.add(event)
         match event:
             case AttemptStarted():
                 self._on_attempt_started(event, line.time_unix_s)
@@ -150,14 +152,14 @@ class RunFold:
                 self._failures.recovered(event)
             case CheckpointSealed() | BatchSkipped() | Noted() | AttemptStarted() | RunEnded() | TimeSpent():
                 pass
+            case Evaluated() | Sampled() | RunStoppedEarly():
+                pass  # figures and answers are in the books
             case Forked():
                 self._origin = event.origin
             case FiguresLogged():
                 self._logged_to[event.logger] = event.address
             case Exported():
                 self._export = event.summary
-            case Evaluated() | RunStoppedEarly():
-                pass  # the book has them
             case _:
                 assert_never(event)
 
@@ -206,6 +208,7 @@ class RunFold:
             evaluation=evaluated.sets if evaluated else {},
             best=self._book.best(),
             stopped_early=self._book.stopped_early,
+            samples=self._samples.newest,
             tokens=line.tokens,
             tokens_per_s=line.tokens_per_s,
             restarts=self._failures.restarts,

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Any, cast
 
+from mem_core.core.results.samples import SampleBook
 from mem_core.core.run.fold import RunFold
 from mem_core.core.run.record import sealed_text
 from mem_core.domain.events import (
@@ -85,7 +86,7 @@ def _read_run_file(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 def gather_timeline(lines: list[JournalLine]) -> Timeline:
     """The lists behind the report's tables and marks."""
-    timeline = Timeline()
+    timeline = Timeline(samples=SampleBook(lines).in_order)
     if lines:
         timeline.first_unix_s, timeline.last_unix_s = lines[0].time_unix_s, lines[-1].time_unix_s
     for line in lines:

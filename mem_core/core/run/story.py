@@ -23,6 +23,7 @@ from mem_core.domain.events import (
     Resumed,
     RunEnded,
     RunStoppedEarly,
+    Sampled,
     SegmentEnded,
     SegmentStarted,
 )
@@ -53,6 +54,8 @@ def event_words(event: Event) -> str | None:
             return _of_checkpoint(event)
         case MemoryPlanChanged() | OomAbsorbed() | FaultMet() | Recovered():
             return _of_trouble(event)
+        case Sampled(found=found):
+            return found.words()
         case RunStoppedEarly(stopped=stopped):
             return f"stopped early after step {stopped.step:,}: {stopped.metric} no longer falls"
         case Exported(summary=summary):

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from mem_core.domain.request.section import PositiveInt, Section
 from mem_core.domain.request.sources import refuse_weights
+from mem_core.domain.results.samples import MOST_PROMPTS, MOST_SAMPLE_TOKENS
 
 VALIDATION = "validation"
 """The name of the set that `data.validation` holds out."""
@@ -14,7 +15,7 @@ _NAME = re.compile(r"^[a-z0-9][a-z0-9_-]{0,31}$")
 
 
 class EvaluationSection(Section):
-    """Held-out rows and what follows from their figures."""
+    """Held-out rows and what follows from their figures; prompts that are answered meanwhile."""
 
     every_steps: PositiveInt | None = Field(
         default=None,
@@ -29,6 +30,32 @@ class EvaluationSection(Section):
     patience: PositiveInt | None = Field(
         default=None, description="Stop, completed, after so many evaluations in a row without a lower loss of the first set."
     )
+
+    prompts: tuple[str | tuple[dict[str, Any], ...], ...] | str | None = Field(
+        default=None,
+        description="Fixed prompts to answer before training, at each evaluation and at the end: a list of texts or of chats (lists of "
+        f"messages with role and content), at most {MOST_PROMPTS}; or the path of a file of prompt rows, as mem generate reads them; "
+        "chats need a model folder with a chat template.",
+    )
+    sample_tokens: int = Field(
+        default=64, ge=1, le=MOST_SAMPLE_TOKENS, description="New tokens of an answer to evaluation.prompts, at most."
+    )
+    sample_temperature: float = Field(
+        default=1.0, gt=0, le=100, description="Temperature of the drawn answer; beside it stands the one of the likeliest tokens."
+    )
+
+    @field_validator("prompts")
+    @classmethod
+    def _asks_something(cls, value: tuple[Any, ...] | str | None) -> tuple[Any, ...] | str | None:
+        if value is None:
+            return value
+        if not value:
+            raise ValueError("prompts is empty; give texts, chats or the path of a file, or leave it out")
+        if isinstance(value, tuple) and not all(value):
+            raise ValueError("one of the prompts is empty; give it words, or leave it out")
+        if isinstance(value, tuple) and len(value) > MOST_PROMPTS:
+            raise ValueError(f"prompts are {len(value)}; at most {MOST_PROMPTS} are answered at each evaluation")
+        return value
 
     @field_validator("sets", mode="before")
     @classmethod

@@ -81,9 +81,12 @@ class RuntimeRequest(Section):
 
     @model_validator(mode="after")
     def _has_rows_to_evaluate(self) -> "RuntimeRequest":
-        section = self.evaluation
-        if section.every_steps is not None and self.data.validation is None and not section.sets:
-            raise ValueError("evaluation.every_steps needs rows to evaluate; set data.validation or evaluation.sets")
+        section, no_rows = self.evaluation, self.data.validation is None and not self.evaluation.sets
+        if section.every_steps is not None and no_rows and section.prompts is None:
+            raise ValueError("evaluation.every_steps needs rows or prompts; set data.validation or evaluation.sets, or evaluation.prompts")
+        for name in ("keep_best", "patience"):
+            if getattr(section, name) and no_rows:
+                raise ValueError(f"evaluation.{name} follows the loss of held-out rows; set data.validation or evaluation.sets")
         return self
 
     @property

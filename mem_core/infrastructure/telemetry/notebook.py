@@ -26,6 +26,7 @@ def result_facts(result: RunResult) -> list[tuple[str, str]]:
         ),
         ("best", f"step {result.best.step:,}, {result.best.metric} {result.best.value:.4f}" if result.best else ""),
         ("stopped early", f"after step {result.stopped_early.step:,}" if result.stopped_early else ""),
+        ("samples", result.samples.words() if result.samples else ""),
         ("tokens", f"{result.tokens:,} at {result.tokens_per_s:,.0f} a second of training"),
         ("goodput", f"{goodput.fraction:.1%} of {format_seconds(goodput.lived_s)}"),
         ("faults", f"{len(result.faults):,} met, {num_recovered:,} recoveries measured, {result.restarts:,} restarts"),

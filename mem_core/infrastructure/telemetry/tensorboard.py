@@ -31,8 +31,9 @@ _FILE_NAME = re.compile(r"^events\.out\.tfevents\.(\d+)\.mem$")
 class TensorBoardWriter:
     """Appends scalars of committed segments and texts of faults to `<run_folder>/tensorboard`.
 
-    The first segment after a start, and one that begins at or before a step already written, tells TensorBoard to drop what it
-    had from there on (a `SessionLog.START`), so that redone steps do not appear twice. Each writer has a file of its own,
+    Going back to a step tells TensorBoard to drop what it had beyond it (a `SessionLog.START`) before anything else is written, so that
+    redone steps do not appear twice: what is found out beside a save may come before its segment. So does a segment that begins at or
+    before a step already written, and the first one where nobody said from where work goes on. Each writer has a file of its own,
     named so that it sorts behind every earlier one. Nothing is kept in memory between calls.
     """
 
@@ -41,7 +42,12 @@ class TensorBoardWriter:
         self._clock = clock
         self._path: Path | None = None
         self._written_step: int | None = None
+        self._purge_from: int | None = None
         self._lock = threading.Lock()  # a segment is written by whoever saves it, an evaluation by whoever asked for it
+
+    def rewind(self, step: int) -> None:
+        """Work goes on from `step`."""
+        self._purge_from, self._written_step = step + 1, step
 
     def add_segment(self, columns: Columns, memory_limit_bytes: int = 0) -> None:
         """The columns of one committed segment, as they go to `write_segment_metrics`.
@@ -79,7 +85,11 @@ class TensorBoardWriter:
         Raises:
             OSError: the folder cannot be written.
         """
-        self._append([_text(tag, text, step, self._clock())])
+        self.add_texts({tag: text}, step)
+
+    def add_texts(self, texts: Mapping[str, str], step: int) -> None:
+        """Texts by their tags, all of them at a step; they are read as Markdown. Raises OSError as above."""
+        self._append([_text(tag, text, step, self._clock()) for tag, text in texts.items()])
 
     def _append(self, events: Iterable["Event"]) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
@@ -91,8 +101,10 @@ class TensorBoardWriter:
                 writer = RecordWriter(file)
                 if file.tell() == 0:
                     writer.write(_version(self._clock()).SerializeToString())
-                for event in events:
+                purge = [_purge(self._purge_from, self._clock())] if self._purge_from is not None else []
+                for event in (*purge, *events):
                     writer.write(event.SerializeToString())
+            self._purge_from = None
 
     def _new_path(self) -> Path:
         self._folder.mkdir(exist_ok=True)

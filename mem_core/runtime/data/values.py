@@ -8,6 +8,7 @@ from pydantic import Field
 
 from mem_core.domain.environment import DataRemark
 from mem_core.domain.request import DataSection
+from mem_core.domain.results.samples import SampleOrder
 from mem_core.domain.run import DataSummary, SourceShare
 from mem_core.domain.units import Value
 from mem_core.runtime.models.encoding import CURRENT_RULES
@@ -103,10 +104,12 @@ class PreparedData(Value):
 
 
 class PreparedRows(Value):
-    """All rows of a run: what it trains on, with what is held out of that, and the sets that it is evaluated on besides, by name."""
+    """All rows of a run: what it trains on, with what is held out of that, the sets that it is evaluated on besides, by name, and its
+    prompts."""
 
     train: PreparedData
     evaluation: dict[str, PreparedData] = {}
+    samples: SampleOrder | None = Field(default=None, description="Prompts that are answered meanwhile.")
 
 
 class PrepareJob(Value):

@@ -4,23 +4,51 @@ import math
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from mem_core.domain.errors import InternalError
 from mem_core.domain.results.evaluation import SetFigures
 from mem_core.runtime.data.serving.dataset import TokenDataset
 from mem_core.runtime.deepspeed.passes import Passes
 from mem_core.runtime.ranks.place import RankPlace
 from mem_core.runtime.ranks.worker.classify import memory_kind
 from mem_core.runtime.ranks.worker.device import LocalDevice
-from mem_core.runtime.ranks.worker.protocol import Evaluate, Evaluated, WorkerSpec
+from mem_core.runtime.ranks.worker.protocol import Answered, AnswerPrompts, Evaluate, Evaluated, WorkerSpec
 
 
 def spread(num_rows: int, most_rows: int | None) -> np.ndarray:
     """Which of `num_rows` rows are looked at: all of them, or `most_rows` at equal distances from the first on, in order."""
     count = num_rows if most_rows is None else min(num_rows, max(1, most_rows))
     return np.arange(count, dtype=np.int64) * num_rows // max(1, count)
+
+
+class PromptAnswers:
+    """The run's prompts in one rank, over its whole life. Rank 0 answers them; all ranks compute where each holds a part of the weights."""
+
+    def __init__(self, spec: WorkerSpec, place: RankPlace, device: LocalDevice) -> None:
+        self._spec, self._place, self._device = spec, place, device
+        self._sampling: Any = None
+
+    def answer(self, order: AnswerPrompts, module: torch.nn.Module, most_tokens: int, beat: Callable[[], None]) -> Answered:
+        """Both answers to every prompt, from a model in evaluation mode. `beat` is called before each token. Every rank must call it."""
+        in_parts = self._spec.request.parallel.zero_stage == 3
+        if self._place.rank and not in_parts:
+            return Answered(())
+        beat()
+        self._sampling = self._sampling or self._opened(module, in_step=in_parts and self._place.num_ranks > 1)
+        found = self._sampling.run(min(most_tokens, order.most_tokens or most_tokens), beat)
+        return Answered(() if self._place.rank else found)
+
+    def _opened(self, module: torch.nn.Module, *, in_step: bool) -> Any:
+        """What only prompts need is imported here: runs without them never pay for it."""
+        from mem_core.runtime.inference.sampling import PromptSampling
+
+        if self._spec.samples is None:
+            raise InternalError("prompts were to be answered and none were given", remedy="Report this as a bug.")
+        return PromptSampling(self._spec.samples, module, self._device, in_step=in_step)
 
 
 class Evaluation:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from mem_core.core.doctor.memory import RETAINED, estimate_memory
-from mem_core.core.memory.ladder import MicroBatch, largest_micro_batch
+from mem_core.core.memory.ladder import MicroBatch, PlanBounds, largest_micro_batch
 from mem_core.core.memory.model import PeakLine, PeakSample, fit_line
 from mem_core.core.memory.start import Limit, Needs, could_bind, moments_to_come, room_for_activations, starting_plan
 from mem_core.domain.checkpoint import TrainingPosition
@@ -149,4 +149,15 @@ def _describe(line: PeakLine, limit: Limit, room_bytes: float, duration_s: float
         f"memory calibrated ({kind}, {duration_s:.1f} s): a pass takes {format_bytes(line.fixed_bytes)} + {format_bytes(line.per_token)} "
         f"per token ± {format_bytes(line.error_bytes)}; room for it {format_bytes(room_bytes)} under {limit.name} "
         f"({format_bytes(limit.used_bytes)} of {format_bytes(limit.limit_bytes)} used)"
+    )
+
+
+def plan_bounds(spec: WorkerSpec, num_ranks: int, data: TokenDataset) -> PlanBounds:
+    """What the ladder may do inside a rank; the optimizer can only be moved when the engine is built anew."""
+    share = spec.request.training.global_batch_size // num_ranks
+    asked = spec.request.memory.micro_batch_size
+    return PlanBounds(
+        most_rows=share if asked == "auto" else min(share, asked),
+        longest_tokens=padded_length(int(data.lengths.max()), spec.request.data.sequence_length),
+        may_checkpoint=spec.request.model.activation_checkpointing != "off",
     )

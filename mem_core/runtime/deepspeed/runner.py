@@ -1,26 +1,26 @@
 """The training loop inside a rank. It decides nothing about the run: it is told a step to reach and says how that went."""
 
-import importlib
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from mem_core.core.memory.ladder import MicroBatch, PlanBounds, largest_micro_batch
+from mem_core.core.memory.ladder import MicroBatch, largest_micro_batch
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.errors import InternalError
 from mem_core.domain.plan import Hyperparams, MemoryPlan
 from mem_core.domain.segment import Evidence, NonFinite, OutOfMemory
 from mem_core.runtime.data.serving.dataset import TokenDataset
 from mem_core.runtime.data.serving.order import sample_ids
-from mem_core.runtime.data.serving.splits import padded_length, split_batch
+from mem_core.runtime.data.serving.splits import split_batch
 from mem_core.runtime.deepspeed.engine import Engine, LossScaleAtFloor, NonFiniteGradient, initialise_distributed
 from mem_core.runtime.deepspeed.engine_config import engine_config, is_universal
-from mem_core.runtime.deepspeed.evaluation import Evaluation
-from mem_core.runtime.deepspeed.first_plan import FirstPlan
+from mem_core.runtime.deepspeed.evaluation import Evaluation, PromptAnswers
+from mem_core.runtime.deepspeed.first_plan import FirstPlan, plan_bounds
 from mem_core.runtime.deepspeed.objective import objective_of, pad_token_for
 from mem_core.runtime.deepspeed.passes import NonFiniteStep, OutOfMemoryStep, Passes
 from mem_core.runtime.deepspeed.schedule import learning_rate
@@ -33,9 +33,10 @@ from mem_core.runtime.models.router import RouterLoss
 from mem_core.runtime.ranks.agreement import Agreement
 from mem_core.runtime.ranks.place import RankPlace
 from mem_core.runtime.ranks.port import Pulse
+from mem_core.runtime.ranks.worker import protocol
 from mem_core.runtime.ranks.worker.classify import classify, memory_kind
 from mem_core.runtime.ranks.worker.device import LocalDevice
-from mem_core.runtime.ranks.worker.protocol import Evaluate, Evaluated, ReplayEvidence, Saved, SegmentDone, Train, WorkerSpec
+from mem_core.runtime.ranks.worker.protocol import ReplayEvidence, Saved, SegmentDone, Train, WorkerSpec
 
 RNG_MULTIPLIER = 1_000_003  # a prime: (seed, batch, rank) triples of one run do not collide
 REPLAY_STEPS = 2
@@ -63,6 +64,7 @@ class DeepSpeedRunner:
         self.build_s = 0.0
         self.restore_s = 0.0
         self._computed_s = 0.0
+        self._prompts = PromptAnswers(spec, place, device)
         self.memory = AdaptiveMemory(spec, place, device, agreement, plan_bounds(spec, place.num_ranks, self._data), record)
 
     def build(self, folder: str | None, position: TrainingPosition, replay_until: int = 0) -> None:
@@ -91,7 +93,7 @@ class DeepSpeedRunner:
             self.engine.load(Path(folder), position, position.hyperparams, self.request.model.source)
         self.engine.apply(position.hyperparams)
         self.position = position
-        resolve_port(spec.on_built)(self)
+        spec.built(self)
         self.beat("calibrate")
         first_plan = FirstPlan(spec, self.place, self.memory, self.engine.raw.module, self._data, self._local)
         self.position = first_plan.prepare(position, replay_until)
@@ -322,33 +324,28 @@ class DeepSpeedRunner:
                 raise
             snapshot.write_foreground()  # out of memory in a save: acted on for the save, training's plan stays
 
-    def evaluate(self, order: Evaluate) -> Evaluated:
-        """Figures of the held-out rows; what it took is forgotten again, so that the next step sees the memory of training alone."""
+    # -- between segments -----------------------------------------------------------------------------------------------
+
+    def evaluate(self, order: protocol.Evaluate) -> protocol.Evaluated:
+        """Figures of the held-out rows."""
+        with self._not_training() as most_tokens:
+            evaluation = Evaluation(self.spec, self.place, self._passes, self._local, most_tokens)
+            return evaluation.run(order, lambda: self.beat("evaluate"))
+
+    def answer_prompts(self, order: protocol.AnswerPrompts) -> protocol.Answered:
+        """Answers to the run's prompts."""
+        with self._not_training() as most_tokens:
+            return self._prompts.answer(order, self.engine.raw.module, most_tokens, lambda: self.beat("sample"))
+
+    @contextmanager
+    def _not_training(self) -> Iterator[int]:
+        """Gives the padded tokens of training's largest pass. What is taken meanwhile is forgotten again, so that the next step sees
+        the memory of training alone."""
         plan = self.memory.plan(self.position)
-        evaluation = Evaluation(self.spec, self.place, self._passes, self._local, largest_micro_batch(plan, self.memory.bounds).tokens)
         self.engine.raw.eval()
         try:
-            return evaluation.run(order, lambda: self.beat("evaluate"))
+            yield largest_micro_batch(plan, self.memory.bounds).tokens
         finally:
             self.engine.raw.train()
             self.memory.forget_peak()
             self.beat("idle")
-
-
-def plan_bounds(spec: WorkerSpec, num_ranks: int, data: TokenDataset) -> PlanBounds:
-    """What the ladder may do inside a rank; the optimizer can only be moved when the engine is built anew."""
-    share = spec.request.training.global_batch_size // num_ranks
-    asked = spec.request.memory.micro_batch_size
-    return PlanBounds(
-        most_rows=share if asked == "auto" else min(share, asked),
-        longest_tokens=padded_length(int(data.lengths.max()), spec.request.data.sequence_length),
-        may_checkpoint=spec.request.model.activation_checkpointing != "off",
-    )
-
-
-def resolve_port(port: str | Callable[["DeepSpeedRunner"], None]) -> Callable[["DeepSpeedRunner"], None]:
-    """The function that a port stands for; one that does nothing where it is empty."""
-    if not isinstance(port, str):
-        return port
-    module, _, function = port.partition(":")
-    return getattr(importlib.import_module(module), function) if port else lambda runner: None

@@ -13,7 +13,7 @@ from mem_core.runtime.inference.choosing import processors
 from mem_core.runtime.inference.opening import OpenModel
 
 
-class _Beat(LogitsProcessor):
+class Beat(LogitsProcessor):
     """Says at each token that the batch goes on."""
 
     def __init__(self, beat: Callable[[], None]) -> None:
@@ -32,34 +32,41 @@ class Answering:
         self._module: Any = model.module
         self.shape = model.shape
         self.text = model.encoder.answer
-        self._sampling, self._beat = sampling, _Beat(beat)
+        self._sampling, self._beat = sampling, Beat(beat)
         self._stop = frozenset(model.stop_tokens)
         self._pad = pad_token_for(model.module, model.encoder.pad_token_id)
-        self._settings = GenerationConfig(
-            max_new_tokens=sampling.max_new_tokens, do_sample=False, use_cache=True, pad_token_id=self._pad,
-            eos_token_id=list(model.stop_tokens) or None,
-        )  # fmt: skip
+        self._settings = likeliest(sampling.max_new_tokens, self._pad, model.stop_tokens)
         self._module.generation_config = self._settings  # what a folder's own file says would fill in what is left open here
 
     def answers(self, rows: Sequence[int], prompts: Sequence[Tokens]) -> list[tuple[list[int], FinishReason, int]]:
         """Of each row the tokens of its answer without the stop token, how it ended, and how many tokens were made for it."""
-        ids, mask = self._padded(prompts)
+        ids, mask = padded(prompts, self._pad, self._module.device)
         length = ids.shape[1]
         chosen = LogitsProcessorList([self._beat, *processors(self._sampling, tuple(rows), length)])
         with torch.inference_mode():
             made = self._module.generate(ids, attention_mask=mask, generation_config=self._settings, logits_processor=chosen)
-        return [self._cut(tokens) for tokens in made[:, length:].tolist()]
+        return [cut_at_stop(tokens, self._stop) for tokens in made[:, length:].tolist()]
 
-    def _padded(self, prompts: Sequence[Tokens]) -> tuple[torch.Tensor, torch.Tensor]:
-        length = max(prompt.size for prompt in prompts)
-        ids = torch.full((len(prompts), length), self._pad, dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for number, prompt in enumerate(prompts):
-            ids[number, length - prompt.size :] = torch.from_numpy(prompt.astype("int64"))
-            mask[number, length - prompt.size :] = 1
-        return ids.to(self._module.device), mask.to(self._module.device)
 
-    def _cut(self, tokens: list[int]) -> tuple[list[int], FinishReason, int]:
-        """What follows a row's stop token is padding, which may be the same token."""
-        at = next((place for place, token in enumerate(tokens) if token in self._stop), None)
-        return (tokens, "length", len(tokens)) if at is None else (tokens[:at], "stop", at + 1)
+def likeliest(max_new_tokens: int, pad_token_id: int, stop_tokens: Sequence[int]) -> GenerationConfig:
+    """Settings under which `generate` takes the largest score; whatever draws does so before, by leaving one score alone."""
+    return GenerationConfig(
+        max_new_tokens=max_new_tokens, do_sample=False, use_cache=True, pad_token_id=pad_token_id, eos_token_id=list(stop_tokens) or None
+    )
+
+
+def padded(prompts: Sequence[Tokens], pad_token_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and attention mask [prompts, longest], padded on the left."""
+    length = max(prompt.size for prompt in prompts)
+    ids = torch.full((len(prompts), length), pad_token_id, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for number, prompt in enumerate(prompts):
+        ids[number, length - prompt.size :] = torch.from_numpy(prompt.astype("int64"))
+        mask[number, length - prompt.size :] = 1
+    return ids.to(device), mask.to(device)
+
+
+def cut_at_stop(tokens: list[int], stop_tokens: frozenset[int]) -> tuple[list[int], FinishReason, int]:
+    """(tokens without the stop token, how it ended, tokens made). What follows a row's stop token is padding, which may be the same."""
+    at = next((place for place, token in enumerate(tokens) if token in stop_tokens), None)
+    return (tokens, "length", len(tokens)) if at is None else (tokens[:at], "stop", at + 1)

@@ -22,6 +22,7 @@ from mem_core.runtime.data.encoding.joining import Tokens
 from mem_core.runtime.inference.answering import Answering
 from mem_core.runtime.inference.opening import device_kind, open_model
 from mem_core.runtime.inference.output import write_output
+from mem_core.runtime.inference.prompt_encoder import checked
 from mem_core.runtime.inference.prompt_rows import PromptRows
 from mem_core.runtime.inference.supervise import GenerateJob, too_large_alone
 from mem_core.runtime.inference.work_folder import Answer, WorkFolder
@@ -155,24 +156,6 @@ class Generation:
         self._sizing = self._sizing.failed(len(batch.rows), batch.longest)
         self.teller.tell(note=f"{len(batch.rows)} rows of {batch.longest:,} tokens did not fit; fewer are answered together")
         self.teller.state.pop("note")
-
-
-def checked(prompts: Sequence[Tokens], new_tokens: int, max_positions: int | None, vocab_size: int) -> None:
-    """Raises DataError: rows that no answer can be made for, the first ten with their reasons."""
-    bad: list[str] = []
-    for row, prompt in enumerate(prompts, start=1):
-        if not prompt.size:
-            bad.append(f"row {row} has no tokens")
-        elif max_positions is not None and prompt.size + new_tokens > max_positions:
-            bad.append(f"row {row} has {prompt.size:,} tokens, which with {new_tokens:,} new ones are more than {max_positions:,}")
-        elif int(prompt.max()) >= vocab_size:
-            bad.append(f"row {row} has token {int(prompt.max()):,}, for which the model has no embedding")
-    if bad:
-        more = f" and {len(bad) - 10:,} more" if len(bad) > 10 else ""
-        raise DataError(
-            f"{'; '.join(bad[:10])}{more}", field="--prompts", bound=f"1 to {max_positions or 'any number of'} tokens with the new ones",
-            remedy="Shorten these rows or leave them out, or lower --max-new-tokens.",
-        )  # fmt: skip
 
 
 def _work(line: bytes, say: Say) -> dict[str, Any]:

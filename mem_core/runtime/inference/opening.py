@@ -141,7 +141,7 @@ def open_model(model: str, dtype: InferenceDtype, device: Literal["cpu", "cuda"]
         module = _merged(module, found.adapter)
     encoder = PromptEncoder(tokenizer)
     placed: Any = module.to(device=device, dtype=_torch_dtype(chosen)).eval()
-    return OpenModel(placed, encoder, _stop_tokens(found, placed, encoder), facts, chosen)
+    return OpenModel(placed, encoder, stop_tokens(found, placed, encoder), facts, chosen)
 
 
 def _torch_dtype(name: str) -> "torch.dtype":
@@ -164,7 +164,7 @@ def _merged(module: Any, adapter: Path) -> Any:
         raise _refused(f"the adapters cannot be put on the model: {type(exc).__name__}: {words}", adapter, "") from exc
 
 
-def _stop_tokens(found: Source, module: Any, encoder: PromptEncoder) -> tuple[int, ...]:
+def stop_tokens(found: Source, module: Any, encoder: PromptEncoder) -> tuple[int, ...]:
     """Those of generation_config.json; without any those of config.json, and the tokenizer's own end token where neither says one."""
     settings = None if is_preset(found.source) else generation_settings(local_model_folder(found.source), found.source)
     for said in (getattr(settings, "eos_token_id", None), getattr(module.config, "eos_token_id", None), encoder.eos_token_id):

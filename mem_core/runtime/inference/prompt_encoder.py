@@ -56,3 +56,21 @@ class PromptEncoder(HuggingFaceEncoder):
             return np.asarray(self._render(messages, add_generation_prompt=True, **options)["input_ids"], np.uint32)
         except ChatRefused as exc:
             raise DataError(f"row {row + 1:,}: {exc}", field="--prompts", remedy="Mend the row, or give its prompt as text.") from exc
+
+
+def checked(prompts: Sequence[Tokens], new_tokens: int, max_positions: int | None, vocab_size: int) -> None:
+    """Raises DataError: rows that no answer can be made for, the first ten with their reasons."""
+    bad: list[str] = []
+    for row, prompt in enumerate(prompts, start=1):
+        if not prompt.size:
+            bad.append(f"row {row} has no tokens")
+        elif max_positions is not None and prompt.size + new_tokens > max_positions:
+            bad.append(f"row {row} has {prompt.size:,} tokens, which with {new_tokens:,} new ones are more than {max_positions:,}")
+        elif int(prompt.max()) >= vocab_size:
+            bad.append(f"row {row} has token {int(prompt.max()):,}, for which the model has no embedding")
+    if bad:
+        more = f" and {len(bad) - 10:,} more" if len(bad) > 10 else ""
+        raise DataError(
+            f"{'; '.join(bad[:10])}{more}", field="--prompts", bound=f"1 to {max_positions or 'any number of'} tokens with the new ones",
+            remedy="Shorten these rows or leave them out, or lower --max-new-tokens.",
+        )  # fmt: skip

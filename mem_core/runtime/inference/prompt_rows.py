@@ -33,11 +33,13 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class PromptRows:
-    """A file of prompts. `field` names the prompt of a row where it is not to be recognised; `prefix` goes before added names."""
+    """A file of prompts. `field` names the prompt of a row where it is not to be recognised; `prefix` goes before added names, where
+    answers are added to the rows (`adds`)."""
 
     path: Path
     field: str | None = None
     prefix: str = ""
+    adds: bool = True
 
     def rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """(line, fields) of each row; blank lines are none.
@@ -95,7 +97,7 @@ class PromptRows:
             raise RowRefused(f"field '{field}' is missing")
         value = standard_messages(row[field])
         if isinstance(value, list):
-            return _chat(value, row, field, number)
+            return chat_prompt(value, row, field, number)
         if not isinstance(value, str):
             raise RowRefused(f"field '{field}' is {kind_name(value)}, neither text nor messages")
         if self.field is not None or field == DEFAULT_TEXT_FIELD:
@@ -105,13 +107,14 @@ class PromptRows:
     @property
     def added(self) -> tuple[str, ...]:
         """Names of the fields that an answer adds."""
-        return tuple(f"{self.prefix}{name}" for name in ADDED_FIELDS)
+        return tuple(f"{self.prefix}{name}" for name in ADDED_FIELDS) if self.adds else ()
 
     def _bad(self, problem: str) -> DataError:
         return DataError(problem, field="--prompts", value=self.path, bound="one JSON object a line", remedy="Mend the lines.")
 
 
-def _chat(value: list[Any], row: dict[str, Any], field: str, number: int) -> Prompt:
+def chat_prompt(value: list[Any], row: dict[str, Any], field: str, number: int) -> Prompt:
+    """A chat whose next answer is due. Raises RowRefused, FileRefused: it is none."""
     messages = read_messages(value, field, number)
     if messages[-1]["role"] == "assistant":
         raise RowRefused(f"the last message of '{field}' is the assistant's: leave it out, so that an answer is due")

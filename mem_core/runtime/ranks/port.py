@@ -13,7 +13,18 @@ from typing import Any, Literal, Protocol
 from mem_core.core.recovery.deadlines import PhaseTimes
 from mem_core.domain.checkpoint import TrainingPosition
 from mem_core.domain.segment import SegmentFailure
-from mem_core.runtime.ranks.worker.protocol import Evaluate, Evaluated, Ready, ReplayEvidence, Saved, SegmentDone, Train, WorkerSpec
+from mem_core.runtime.ranks.worker.protocol import (
+    Answered,
+    AnswerPrompts,
+    Evaluate,
+    Evaluated,
+    Ready,
+    ReplayEvidence,
+    Saved,
+    SegmentDone,
+    Train,
+    WorkerSpec,
+)
 
 Purpose = Literal["train", "replay", "reshard"]
 
@@ -80,6 +91,10 @@ class RankGroup(Protocol):
     def evaluate(self, order: Evaluate, on_beat: Callable[[list[Heartbeat]], None] = lambda beats: None) -> Evaluated:
         """Figures of the held-out rows. `on_beat` is called some times a second; what it raises leaves the ranks in the middle, and they
         are to be ended then. Raises GroupFailed."""
+        ...
+
+    def answer_prompts(self, order: AnswerPrompts, on_beat: Callable[[list[Heartbeat]], None] = lambda beats: None) -> Answered:
+        """Answers to the prompts of the run. `on_beat` as above. Raises GroupFailed."""
         ...
 
     def heartbeats(self) -> list[Heartbeat]:

@@ -22,6 +22,7 @@ from mem_core.runtime.session.checkpoint_service import CheckpointService, SaveR
 from mem_core.runtime.session.ending import Ending
 from mem_core.runtime.session.results.evaluation_service import LAST_GRACE_S, EvaluationService
 from mem_core.runtime.session.results.export_service import ExportService
+from mem_core.runtime.session.results.sampling_service import SamplingService
 from mem_core.runtime.session.segment_outcomes import SegmentFailed
 from mem_core.runtime.session.segment_service import SegmentService
 
@@ -40,6 +41,7 @@ class RunSession:
     advice: AdviceService
     ending: Ending
     evaluations: EvaluationService
+    samples: SamplingService
     exports: ExportService
     failures: FailureCount = field(default_factory=FailureCount)
     _hyperparams: dict[int, Hyperparams] = field(default_factory=dict[int, Hyperparams])
@@ -55,7 +57,11 @@ class RunSession:
         """What is due now: a segment, the end, or an end because somebody asked for it."""
         position = self.segments.ranks.locate()
         step = position.applied_steps
-        known = {"is_evaluated": self.evaluations.is_done(step), "stops_early": self.evaluations.stop_due(step) is not None}
+        known = {
+            "is_evaluated": self.evaluations.is_done(step),
+            "is_sampled": self.samples.is_done(step),
+            "stops_early": self.evaluations.stop_due(step) is not None,
+        }
         return self._orchestrator.next_action(self._progress(step).model_copy(update=known), None)
 
     @contextlib.contextmanager
@@ -91,11 +97,18 @@ class RunSession:
         return outcome
 
     def evaluate(self, step: int) -> bool:
-        """Look at the held-out rows beside the save of `step`. False where it came to nothing: it is asked for again."""
-        done = self.evaluations.evaluate(step)
+        """Look at the held-out rows and answer the prompts beside the save of `step`. False where that came to nothing: it is asked for
+        again. Before the first step only prompts are answered."""
+        done = self._look(step)
         if done and self._is_last(step):
             self.segments.probe_last()
         return done
+
+    def _look(self, step: int, grace_s: float = 0.0) -> bool:
+        """Whatever of both is still to be found out; what is known is not asked for again."""
+        if step and not self.evaluations.is_done(step) and not self.evaluations.evaluate(step, grace_s=grace_s):
+            return False
+        return self.samples.is_done(step) or self.samples.sample(step, grace_s=grace_s)
 
     def complete_save(self, step: int) -> SaveResult:
         """Commit, judge, rotate: from a thread, while the next segment trains."""
@@ -196,15 +209,15 @@ class RunSession:
     # -- endings --------------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """After the last step was proven: the held-out rows once more, unless an earlier attempt did, why it was the last, and the model
-        folder that a run on a model folder ends with.
+        """After the last step was proven: held-out rows and prompts once more, unless an earlier attempt did, why it was the last, and
+        the model folder that a run on a model folder ends with.
 
         Raises:
-            Interrupted: somebody asked for an end and the rows would have taken long; every step is proven, the rest is still to do.
+            Interrupted: somebody asked for an end and these would have taken long; every step is proven, the rest is still to do.
         """
         step = self.segments.ranks.locate().applied_steps
-        while not self.evaluations.is_done(step):  # bounded: it is given up after some tries
-            if not self.evaluations.evaluate(step, grace_s=LAST_GRACE_S) and self.attempt.stop:
+        while not (self.evaluations.is_done(step) and self.samples.is_done(step)):  # bounded: it is given up after some tries
+            if not self._look(step, LAST_GRACE_S) and self.attempt.stop:
                 raise self.interrupted()
         if step < self.attempt.request.training.max_steps:
             self.evaluations.stopped(step)

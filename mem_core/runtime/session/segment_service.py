@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from mem_core.core.recovery.interval import RunPace
 from mem_core.domain.checkpoint import TrainingPosition
@@ -18,8 +19,8 @@ from mem_core.domain.segment import (
     describe_failure,
     last_words,
 )
-from mem_core.runtime.ranks.port import GroupFailed, Heartbeat, RankGroup
-from mem_core.runtime.ranks.worker.protocol import Evaluate, Evaluated, SegmentDone, Train
+from mem_core.runtime.ranks.port import GroupFailed, RankGroup
+from mem_core.runtime.ranks.worker.protocol import SegmentDone, Train
 from mem_core.runtime.session.attempt import Attempt
 from mem_core.runtime.session.checkpoint_service import BornWith, CheckpointService, PendingSave
 from mem_core.runtime.session.live_ranks import LiveRanks, Standing
@@ -28,6 +29,7 @@ from mem_core.runtime.session.segment_watch import SegmentWatch
 from mem_core.runtime.session.skip_list import SkipList
 
 PROBE_STEPS = 2
+Answer = TypeVar("Answer")
 
 
 @dataclass
@@ -186,10 +188,10 @@ class SegmentService:
         self.attempt.progress.note(f"{describe_failure(failure)}; the older checkpoint stays current and training goes on")
         return failure
 
-    def evaluate(self, order: Evaluate, on_beat: Callable[[list[Heartbeat]], None]) -> Evaluated:
-        """Figures of the held-out rows under the engine as it stands. Raises SegmentFailed, and what `on_beat` raises."""
+    def between(self, order: Callable[[RankGroup], Answer]) -> Answer:
+        """What the workers answer under the engine as it stands. Raises SegmentFailed, and what the order raises."""
         try:
-            return self._ready_group().evaluate(order, on_beat)
+            return order(self._ready_group())
         except GroupFailed as exc:
             raise self._failed(0, exc.failure) from exc
 

@@ -14,7 +14,7 @@ from mem_core.domain.plan import Hyperparams, MemoryPlan
 from mem_core.domain.request import RuntimeRequest
 from mem_core.domain.segment import Hung, SegmentFailure, WorkerLost
 from mem_core.runtime.ranks.port import GroupFailed, Heartbeat, Purpose, RankGroup, Ranks, Watch
-from mem_core.runtime.ranks.worker.protocol import Evaluate, SegmentDone, Train, WorkerSpec
+from mem_core.runtime.ranks.worker.protocol import AnswerPrompts, Evaluate, SegmentDone, Train, WorkerSpec
 from mem_core.testing.scripted_rank import LAST_WORDS
 
 START = TrainingPosition(applied_steps=0, batch_index=0)
@@ -74,6 +74,7 @@ class RanksContract:
         assert group.restore(None, START).applied_steps == 0
         assert train(group, 5, "/nowhere").position.applied_steps == 5
         assert group.evaluate(Evaluate(max_rows=1)).figures["validation"].loss == 1.5
+        assert [sample.greedy for sample in group.answer_prompts(AnswerPrompts()).samples] == ["b"]
         assert [saved.weights_digest for saved in group.wait_saved(5, 5.0)] == ["d", "", ""]
         assert len(group.heartbeats()) == 3
         group.stop()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mem_core.domain.events import Evaluated
+from mem_core.domain.results.samples import StepSamples
 from mem_core.domain.run import RunStatus
 from mem_core.infrastructure.storage.reading import open_regular
 from mem_core.infrastructure.storage.writing import SHARED, open_append, replace_text
@@ -47,6 +48,9 @@ class CsvLogger:
         """The whole table anew, which is short."""
         self._folder.mkdir(exist_ok=True)
         replace_text(self._folder / EVALUATIONS_NAME, _text([EVALUATION_COLUMNS, *_evaluation_rows(evaluations)]))
+
+    def samples(self, samples: Sequence[StepSamples]) -> None:
+        """Texts are no figures."""
 
     def end(self, status: RunStatus, texts: dict[str, str]) -> str:
         """Nothing is kept back."""

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mem_core.domain.events import Evaluated
+from mem_core.domain.results.samples import StepSamples
 from mem_core.domain.run import RunStatus
+from mem_core.infrastructure.telemetry.markdown import sample_markdown
 from mem_core.infrastructure.telemetry.metrics import (
     Columns,
     discard_metrics_after,
@@ -35,6 +37,9 @@ class NpzLogger:
         """One file for all of them."""
         write_evaluation_metrics(self.folder, evaluations)
 
+    def samples(self, samples: Sequence[StepSamples]) -> None:
+        """Texts are no figures."""
+
     def end(self, status: RunStatus, texts: dict[str, str]) -> str:
         """Nothing is kept back."""
         return ""
@@ -48,7 +53,8 @@ class TensorBoardLogger:
     name: str = "tensorboard"
 
     def rewind(self, step: int) -> None:
-        """The writer sees it by the first step of the next segment."""
+        """What TensorBoard has beyond it goes with whatever is written next."""
+        self.writer.rewind(step)
 
     def segment(self, to_step: int, columns: Columns, memory_limit_bytes: int) -> None:
         """Thinned."""
@@ -57,6 +63,12 @@ class TensorBoardLogger:
     def evaluations(self, evaluations: Sequence[Evaluated]) -> None:
         """The new one."""
         self.writer.add_evaluation(evaluations[-1].step, figures_of(evaluations[-1]))
+
+    def samples(self, samples: Sequence[StepSamples]) -> None:
+        """The new ones, a text for each prompt."""
+        newest = samples[-1]
+        texts = {f"samples/{number}": sample_markdown(sample) for number, sample in enumerate(newest.samples, start=1)}
+        self.writer.add_texts(texts, newest.step)
 
     def end(self, status: RunStatus, texts: dict[str, str]) -> str:
         """Nothing is kept back."""

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from mem_core.domain.events import Evaluated
+from mem_core.domain.results.samples import StepSamples
 from mem_core.domain.run import RunStatus
 from mem_core.domain.secrets import scrub
 from mem_core.infrastructure.storage.redact import redact, redact_url
@@ -112,6 +113,9 @@ class MlflowLogger:
     def evaluations(self, evaluations: Sequence[Evaluated]) -> None:
         """There is something new in the run's files."""
         self._look_again()
+
+    def samples(self, samples: Sequence[StepSamples]) -> None:
+        """Texts are no figures; the run's own page has them."""
 
     def end(self, status: RunStatus, texts: dict[str, str]) -> str:
         """Send what is left, within a limit."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from mem_core.domain.events import Evaluated
+from mem_core.domain.results.samples import StepSamples
 from mem_core.domain.run import RunStatus
 from mem_core.infrastructure.telemetry.metrics import Columns
 
@@ -30,6 +31,11 @@ class ResultLogger(Protocol):
 
     def evaluations(self, evaluations: Sequence[Evaluated]) -> None:
         """Every evaluation that counts, ascending by step; the last of them is new."""
+        ...
+
+    def samples(self, samples: Sequence[StepSamples]) -> None:
+        """Answers to the run's prompts at every step that counts, ascending; the last of them are new. A model wrote them: no text of
+        them is to be read as anything else."""
         ...
 
     def end(self, status: RunStatus, texts: dict[str, str]) -> str:

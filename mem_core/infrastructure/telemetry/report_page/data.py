@@ -14,6 +14,7 @@ from mem_core.domain.events import (
     MemoryPlanChanged,
     PolicyDecided,
 )
+from mem_core.domain.results.samples import StepSamples
 from mem_core.domain.run import RunResult
 from mem_core.infrastructure.telemetry.metrics import Columns, smoothing_window
 
@@ -59,6 +60,7 @@ class Timeline:
     decisions: list[PolicyDecided] = field(default_factory=list[PolicyDecided])
     plan_changes: list[MemoryPlanChanged] = field(default_factory=list[MemoryPlanChanged])
     evaluations: list[Evaluated] = field(default_factory=list[Evaluated])
+    samples: tuple[StepSamples, ...] = ()
     notes: list[tuple[float, str]] = field(default_factory=list[tuple[float, str]])
     attempts: list[AttemptRow] = field(default_factory=list[AttemptRow])
     environment: EnvironmentReport | None = None

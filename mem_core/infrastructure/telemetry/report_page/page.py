@@ -5,6 +5,7 @@ from mem_core.infrastructure.telemetry.charts import draw
 from mem_core.infrastructure.telemetry.html import Html, contents, counted, element, join, section
 from mem_core.infrastructure.telemetry.report_page.curves import all_charts, non_finite_steps
 from mem_core.infrastructure.telemetry.report_page.data import ReportData
+from mem_core.infrastructure.telemetry.report_page.samples import samples_section
 from mem_core.infrastructure.telemetry.report_page.sections import (
     checkpoints_section,
     data_section,
@@ -54,6 +55,7 @@ def _sections(data: ReportData) -> tuple[Html, ...]:
         section("Where the time went", goodput_bar(data), note=_goodput_note(data)),
         data_section(data),
         evaluation_section(data),
+        samples_section(data),
         faults_section(data),
         checkpoints_section(data),
         policy_section(data),

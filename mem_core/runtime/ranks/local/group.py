@@ -22,6 +22,8 @@ from mem_core.runtime.ranks.local.silence import SilenceWatch
 from mem_core.runtime.ranks.port import GroupFailed, Heartbeat, Watch
 from mem_core.runtime.ranks.worker.classify import classify_death, classify_server_death, with_growth
 from mem_core.runtime.ranks.worker.protocol import (
+    Answered,
+    AnswerPrompts,
     Command,
     Evaluate,
     Evaluated,
@@ -116,6 +118,12 @@ class WorkerGroup:
         """Figures of the held-out rows. Raises GroupFailed, and what `on_beat` raises."""
         replies = self._ask(order, lambda: on_beat(self.heartbeats()))
         assert isinstance(replies[0], Evaluated)
+        return replies[0]
+
+    def answer_prompts(self, order: AnswerPrompts, on_beat: Callable[[list[Heartbeat]], None] = lambda beats: None) -> Answered:
+        """Answers to the prompts of the run. Raises GroupFailed, and what `on_beat` raises."""
+        replies = self._ask(order, lambda: on_beat(self.heartbeats()))
+        assert isinstance(replies[0], Answered)
         return replies[0]
 
     def wait_saved(self, step: int, deadline_s: float) -> list[Saved]:

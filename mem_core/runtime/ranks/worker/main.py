@@ -15,6 +15,7 @@ from mem_core.runtime.ranks.place import RankPlace
 from mem_core.runtime.ranks.port import Pulse
 from mem_core.runtime.ranks.worker.classify import classify
 from mem_core.runtime.ranks.worker.protocol import (
+    AnswerPrompts,
     Command,
     Evaluate,
     Failed,
@@ -107,7 +108,7 @@ def _obey_until_stop(runner: Any, place: RankPlace, connection: Connection, chan
             return
 
 
-def _obey(runner: Any, command: Restore | Train | Evaluate, channel: ReplyChannel) -> Reply:
+def _obey(runner: Any, command: Restore | Train | Evaluate | AnswerPrompts, channel: ReplyChannel) -> Reply:
     match command:
         case Restore():
             runner.build(command.folder, command.position, command.replay_until)
@@ -116,6 +117,8 @@ def _obey(runner: Any, command: Restore | Train | Evaluate, channel: ReplyChanne
             return runner.train(command, channel.send)
         case Evaluate():
             return runner.evaluate(command)
+        case AnswerPrompts():
+            return runner.answer_prompts(command)
     assert_never(command)
 
 

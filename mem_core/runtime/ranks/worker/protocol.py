@@ -1,5 +1,6 @@
 """What supervisor and rank say to each other over the control connection: small plain values, both sides ours."""
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -9,6 +10,7 @@ from mem_core.domain.events import MemoryPlanChanged, Noted, OomAbsorbed
 from mem_core.domain.plan import Hyperparams, MemoryPlan
 from mem_core.domain.request import VALIDATION, RuntimeRequest
 from mem_core.domain.results.evaluation import SetFigures
+from mem_core.domain.results.samples import Sample, SampleOrder
 from mem_core.domain.segment import SegmentFailure
 
 
@@ -38,6 +40,8 @@ class WorkerSpec:
     """Whether what the model adds to its own loss is trained on: runs that were born without it go on without it."""
     compiled: bool = False
     """Whether passes are computed by the compiled loss that ranks are born with."""
+    samples: SampleOrder | None = None
+    """The prompts that are answered between segments; None where there are none."""
     most_steps: int | None = None
     """A process that has done so many steps ends its segment and is replaced. Set after one that grew until it was ended."""
 
@@ -46,6 +50,15 @@ class WorkerSpec:
         """Name -> folder of rows of every set to evaluate; the first one decides what is best."""
         held_out = {VALIDATION: self.validation_folder} if self.validation_folder is not None else {}
         return held_out | self.evaluation_folders
+
+    def built(self, runner: Any) -> None:
+        """Hand a runner that was just built to `on_built`, where there is one."""
+        port = self.on_built
+        if isinstance(port, str) and port:
+            module, _, function = port.partition(":")
+            port = getattr(importlib.import_module(module), function)
+        if callable(port):
+            port(runner)
 
     @property
     def num_ranks(self) -> int:
@@ -86,6 +99,13 @@ class Evaluate:
     """Figures of every set of held-out rows, of at most `max_rows` of each, in passes of at most `most_tokens` padded tokens."""
 
     max_rows: int | None = None
+    most_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class AnswerPrompts:
+    """Both answers to every prompt of `WorkerSpec.samples`, in passes of at most `most_tokens` padded tokens."""
+
     most_tokens: int | None = None
 
 
@@ -150,6 +170,13 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
+class Answered:
+    """Both answers to every prompt, in their order; empty from the other ranks."""
+
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True)
 class Record:
     """Journal these before anything is done under them; answered with `Recorded`. Sent in the middle of a command."""
 
@@ -163,5 +190,5 @@ class Failed:
     failure: SegmentFailure
 
 
-Command = Restore | Train | Evaluate | Stop
-Reply = Ready | SegmentDone | Saved | ReplayEvidence | Evaluated | Record | Failed
+Command = Restore | Train | Evaluate | AnswerPrompts | Stop
+Reply = Ready | SegmentDone | Saved | ReplayEvidence | Evaluated | Answered | Record | Failed

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from mem_core.core.policy.local_policy_engine import request_values
 from mem_core.core.results.evaluations import EvaluationBook
+from mem_core.core.results.samples import SampleBook
 from mem_core.core.run.belonging import CheckpointWords, birth_of
 from mem_core.core.run.state_manager import RunRecord, StateManager
 from mem_core.domain.checkpoint import CheckpointExpectation, TrainingPosition
@@ -31,6 +32,7 @@ from mem_core.runtime.session.opening.stages import Held
 from mem_core.runtime.session.results.evaluation_service import EvaluationService
 from mem_core.runtime.session.results.export_service import ExportService
 from mem_core.runtime.session.results.result_log import ResultLog, result_log
+from mem_core.runtime.session.results.sampling_service import SamplingService
 from mem_core.runtime.session.run_session import RunSession, folded_limits
 from mem_core.runtime.session.segment_service import SegmentService
 from mem_core.runtime.session.segment_watch import SegmentWatch
@@ -73,9 +75,10 @@ def wire(held: Held, ranks: Ranks, request: RuntimeRequest, rows: PreparedRows, 
     segments.watch.logs.bound()
     ending = Ending(attempt, segments, validator, ranks, held.remote)
     evaluations = EvaluationService(attempt, segments, bool(spec.evaluation_sets), book)
+    samples = SamplingService(attempt, segments, _samples(held.state))
     settings = held.order.settings
     exports = ExportService(attempt, held.server, settings.model_cache_dir, settings.manifest_key or "")
-    return RunSession(attempt, segments, checkpoints, _advice(attempt, held, record), ending, evaluations, exports, failures)
+    return RunSession(attempt, segments, checkpoints, _advice(attempt, held, record), ending, evaluations, samples, exports, failures)
 
 
 def fresh_position(request: RuntimeRequest, first_plan_changes: tuple[MemoryPlanChange, ...] = ()) -> TrainingPosition:
@@ -113,6 +116,13 @@ def _manager(
 def _book(state: StateManager) -> EvaluationBook:
     """What evaluations say of the run, kept up to date."""
     book = EvaluationBook(state.lines())
+    state.listeners.append(lambda line: book.add(line.event))
+    return book
+
+
+def _samples(state: StateManager) -> SampleBook:
+    """Which steps have answers to the prompts, kept up to date."""
+    book = SampleBook(state.lines())
     state.listeners.append(lambda line: book.add(line.event))
     return book
 
@@ -155,5 +165,5 @@ def worker_spec(held: Held, request: RuntimeRequest, rows: PreparedRows, record:
         request=request, device=environment.device, dtype=environment.dtype, num_threads=record.threads_per_rank,
         data_folder=data.train_dir, validation_folder=data.validation_dir, pad_token_id=data.pad_token_id,
         default_plan=record.default_plan, evaluation_folders=evaluation_folders, on_built=held.order.options.on_built,
-        router_loss=record.router_loss, compiled=compiled_as_recorded(record),
+        router_loss=record.router_loss, compiled=compiled_as_recorded(record), samples=rows.samples,
     )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any, cast
 from mem_core.domain.errors import MemError, RequestError
 from mem_core.domain.events import Evaluated, FiguresLogged, Noted
 from mem_core.domain.request import RuntimeRequest, shown_request
+from mem_core.domain.results.samples import StepSamples
 from mem_core.domain.run import RunStatus
 from mem_core.infrastructure.settings import Settings
 from mem_core.infrastructure.storage.redact import redact_url
@@ -45,6 +46,12 @@ class ResultLog:
         for logger in self._loggers:
             with self._never_fatal(logger, "figures of held-out rows could not be written"):
                 logger.evaluations(evaluations)
+
+    def samples(self, samples: Sequence[StepSamples]) -> None:
+        """Prompts were answered."""
+        for logger in self._loggers:
+            with self._never_fatal(logger, "answers to prompts could not be written"):
+                logger.samples(samples)
 
     def end(self, status: RunStatus, texts: dict[str, str]) -> None:
         """The attempt is over."""
