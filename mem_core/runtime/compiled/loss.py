@@ -61,13 +61,14 @@ def compiled_loss() -> CompiledLoss:
 def same_bits(spec: WorkerSpec) -> Iterator[None]:
     """Within it, what is compiled adds gradients up in one order; see `add_in_one_order`."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    filled = torch.utils.deterministic.fill_uninitialized_memory
+    filling: Any = torch.utils.deterministic
+    filled = filling.fill_uninitialized_memory
     add_in_one_order(spec)
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.utils.deterministic.fill_uninitialized_memory = filled
+        filling.fill_uninitialized_memory = filled
 
 
 def add_in_one_order(spec: WorkerSpec) -> None:
@@ -79,7 +80,8 @@ def add_in_one_order(spec: WorkerSpec) -> None:
     if spec.device == "cpu" and spec.num_threads == 1:
         return
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    filling: Any = torch.utils.deterministic
+    filling.fill_uninitialized_memory = False
 
 
 def gradients(loss: torch.Tensor, module: torch.nn.Module) -> None:
