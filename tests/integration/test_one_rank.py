@@ -56,6 +56,29 @@ def test_what_is_left_out_changes_no_bit(drive: Callable[..., RunResult], tmp_pa
     assert (len([line for line in lines if "norm" in line]) >= STEPS, set(lines)) == (True, {"norm True", "views True"})
 
 
+def with_hooks(runner: Any) -> None:
+    """DeepSpeed's own hooks on every weight, as they were before they were left out."""
+    optimizer = runner.engine.raw.optimizer
+    assert optimizer._grad_acc_hooks == []
+    optimizer.create_gradient_handling_hooks()
+    assert len(optimizer._grad_acc_hooks) == len(runner.engine.trained_parameters())
+
+
+def test_hooks_that_are_left_out_change_no_bit(drive: Callable[..., RunResult], nano: Callable[..., RuntimeRequest]) -> None:
+    """Four passes a step, so that gradients are accumulated."""
+    training = {"max_steps": STEPS, "segment_steps": 2, "global_batch_size": 8, "warmup_steps": 1}
+    data = {"validation": None, "sequence_length": 32}
+    results = [
+        drive(nano(name, training=training, data=data, memory={"micro_batch_size": 2}), options=with_port(port))
+        for name, port in (("without", nothing), ("with", with_hooks))
+    ]
+    assert len({(each.weights_digest, each.trajectory_digest) for each in results}) == 1
+
+
+def nothing(runner: Any) -> None:
+    """Leaves everything as it is."""
+
+
 def test_a_norm_that_is_not_finite_is_told_as_deepspeed_tells_it() -> None:
     """-1, in single precision; anything but the Euclidean norm goes to DeepSpeed."""
 

@@ -12,12 +12,14 @@ from typing import Any
 import torch
 
 # What a ZeRO optimizer has to be for its gradients to need no buffers and its norm no other ranks.
-_PLAIN = dict.fromkeys(("cpu_offload", "overlap_comm", "zenflow", "partition_gradients", "has_moe_layers"), False) | {
+_PLAIN = dict.fromkeys(
+    ("cpu_offload", "overlap_comm", "zenflow", "partition_gradients", "has_moe_layers", "use_grad_accum_attribute"), False
+) | {
     "contiguous_gradients": True, "gradient_predivide_factor": 1.0, "communication_data_type": torch.float32, "model_parallel_rank": 0,
 }  # fmt: skip
 _REPLACED = (
     "buffered_reduce_fallback", "reduce_independent_p_g_buckets_and_remove_grads", "get_grad_norm_direct", "_update_model_bit16_weights",
-    "bit16_groups", "bit16_groups_flat",
+    "bit16_groups", "bit16_groups_flat", "_grad_acc_hooks", "process_gradients", "setup_buckets",
 )  # fmt: skip
 
 
@@ -29,12 +31,17 @@ def leave_out_sums_of_one() -> None:
 
 
 def leave_out_what_ranks_need(optimizer: Any) -> None:
-    """Of stage 1 in float32: the buffers that gradients are copied into (one for other ranks, one for the rank's own part) and the lists
+    """Of stage 1 in float32: a hook on every weight, the buffers that gradients are copied into (one for other ranks, one for the rank's own part) and the lists
     of what goes there, a copy in double precision for each norm, and new views of weights that have never moved."""
     as_expected = all(getattr(optimizer, name, None) == value for name, value in _PLAIN.items())
     if not as_expected or not all(hasattr(optimizer, name) for name in _REPLACED):
         return
     optimizer.contiguous_gradients = False
+    # A hook on every weight would note each gradient down as ready to be sent; whatever ends a pass is called by the engine itself.
+    optimizer.setup_buckets()
+    for handle in optimizer._grad_acc_hooks:
+        handle.remove()
+    optimizer._grad_acc_hooks.clear()
     # The mean over one rank is what it has: no gradient is noted down for it.
     optimizer.reduce_independent_p_g_buckets_and_remove_grads = optimizer.buffered_reduce_fallback = _nothing
     optimizer.get_grad_norm_direct = partial(norm_of_all, optimizer.get_grad_norm_direct)
