@@ -31,8 +31,8 @@ def leave_out_sums_of_one() -> None:
 
 
 def leave_out_what_ranks_need(optimizer: Any) -> None:
-    """Of stage 1 in float32: a hook on every weight, the buffers that gradients are copied into (one for other ranks, one for the rank's own part) and the lists
-    of what goes there, a copy in double precision for each norm, and new views of weights that have never moved."""
+    """Of stage 1 in float32: a hook on every weight, the buffers that gradients are copied into (one for other ranks, one for the rank's
+    own part) and the lists of what goes there, a copy in double precision for each norm, and new views of weights that have never moved."""
     as_expected = all(getattr(optimizer, name, None) == value for name, value in _PLAIN.items())
     if not as_expected or not all(hasattr(optimizer, name) for name in _REPLACED):
         return
