@@ -88,8 +88,13 @@ class Turns:
         self.blocks.append(Block(who, wall_s, cpu_s, trained_tokens))
 
     def _other_turn(self) -> None:
+        import torch
+
+        torch.compiler.set_stance("default")  # MEM's rank compiles nothing anew; the Trainer may
         self._go.release()
         self._done.acquire()
+        if self.runner.engine.compiled:
+            torch.compiler.set_stance("eager_on_recompile")
         if self._problem is not None:
             raise RuntimeError("the Trainer failed") from self._problem
         num = self.asked.warm_up
