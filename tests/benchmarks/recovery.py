@@ -1,6 +1,7 @@
 """SIGKILL of a worker -> first step of the redone segment, beside torchrun and a relaunched Hugging Face Trainer.
 
-Prints medians and ratios, never passes or fails on an absolute time: `python tests/benchmarks/recovery.py [--kills 9] [--json]`.
+Prints medians and ratios, never passes or fails on an absolute time:
+`python tests/benchmarks/recovery.py [--kills 9] [--compile on] [--json]`.
 The Trainer's part needs `accelerate` beside transformers and is left out, and said so, where that is missing.
 """
 
@@ -23,7 +24,7 @@ HERE = Path(__file__).parent
 MAX_STEPS_PER_KILL = 400
 
 
-def mem_recovery_s(kills: int, folder: Path) -> list[float]:
+def mem_recovery_s(kills: int, folder: Path, compiled: str) -> list[float]:
     """Recovery of MEM's own run, measured from outside: SIGKILL -> beat of the first step done again."""
     from mem_core.domain.request import RuntimeRequest
     from mem_core.infrastructure.settings import Settings
@@ -32,8 +33,11 @@ def mem_recovery_s(kills: int, folder: Path) -> list[float]:
 
     steps = kills * MAX_STEPS_PER_KILL + 200
     request = RuntimeRequest.model_validate(
-        {"run_id": "recovery", "store": str(folder), "device": "cpu", "training": {"max_steps": steps, "segment_steps": 100}}
-    )
+        {
+            "run_id": "recovery", "store": str(folder), "device": "cpu", "model": {"compile": compiled},
+            "training": {"max_steps": steps, "segment_steps": 100},
+        }
+    )  # fmt: skip
     settings = Settings.from_environment()
     command = lambda file: [sys.executable, "-m", "flows.commands.drill_child", str(os.getpid()), "", str(file)]  # noqa: E731
     plan = tuple(PlannedFault(i + 1, "kill_rank", at_step=150 + i * MAX_STEPS_PER_KILL, salt=i) for i in range(kills))
@@ -108,6 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=9)
     parser.add_argument("--others-kills", type=int, default=3)
+    parser.add_argument("--compile", choices=("on", "off"), default="off", help="MEM's passes: compiled before the first of them")
     parser.add_argument("--only", choices=("mem", "torchrun", "trainer"), default=None)
     parser.add_argument("--json", action="store_true")
     arguments = parsed(parser, kills=1, others_kills=1, only="mem")
@@ -115,7 +120,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         if arguments.only in (None, "mem"):
-            measured["mem"] = mem_recovery_s(arguments.kills, root / "mem")
+            measured["mem"] = mem_recovery_s(arguments.kills, root / "mem", arguments.compile)
         if arguments.only in (None, "torchrun"):
             measured["torchrun"] = torchrun_recovery_s(arguments.others_kills, root / "torchrun")
         if arguments.only in (None, "trainer") and importlib.util.find_spec("accelerate") is not None:
