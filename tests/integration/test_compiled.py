@@ -126,6 +126,19 @@ def test_rows_of_plain_text_are_compiled_too_and_what_is_not_is_said(drive: Driv
 
 
 @pytest.mark.slow
+def test_three_hundred_steps_in_pieces_with_kills_and_failed_allocations(drive: Drive, documents: Path, tmp_path: Path) -> None:
+    """Killed before every second of 25 segments, with allocations that fail on the way; the twin replays the splits in one piece."""
+    long = {"max_steps": 300, "segment_steps": 300, "global_batch_size": 8, "warmup_steps": 2}
+    request = request_of(tmp_path, "whole", documents, training=long)
+    plans = tuple(PlannedOom(phase, batch, "first") for phase, batch in (("forward", 40), ("backward", 41), ("forward", 170)))  # type: ignore[arg-type]
+    failing = with_port(partial(fail_allocations, plans=plans, folder=tmp_path))
+    pieces = drive(in_segments(request, "pieces", 12), before_segment=kill_a_rank, options=failing)
+    assert pieces.restarts >= 10
+    assert pieces.ooms_absorbed == len(plans)
+    assert digests(drive(request, options=replaying(recorded(pieces)))) == digests(pieces)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [{}, {"lora": {"rank": 4}}], ids=["full", "lora"])
 @pytest.mark.parametrize(("ranks", "stage"), [(2, 0), (2, 1), (2, 2), (1, 2)])
 def test_pieces_of_other_shapes(model: dict[str, Any], ranks: int, stage: int, drive: Drive, documents: Path, tmp_path: Path) -> None:

@@ -75,6 +75,14 @@ def test_activation_checkpointing_changes_no_bit_of_the_gradient() -> None:
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), saving.parameters(), strict=True))
 
 
+def test_a_model_that_is_switched_to_and_fro_collects_no_hooks() -> None:
+    module: Any = build()
+    embedding = module.get_input_embeddings()
+    for wanted in (True, True, False, True, False):
+        recompute_activations(module, wanted)
+        assert len(embedding._forward_hooks) == int(wanted)
+
+
 def test_recomputing_is_switched_under_the_name_that_a_release_has_for_it() -> None:
     """Up to 5.18 at least transformers called it gradient checkpointing; the newer words come first, since the older ones warn."""
 

@@ -20,7 +20,7 @@ from mem_core.runtime.compiled.loss import compiled_loss, gradients, same_bits
 from mem_core.runtime.compiled.order import DONE, Compiling, key_of, most_rows
 from mem_core.runtime.data.serving.dataset import TokenDataset
 from mem_core.runtime.deepspeed.trainable import trainable_of
-from mem_core.runtime.models.build import build_model
+from mem_core.runtime.models.build import build_model, switch_back_and_forth
 from mem_core.runtime.ranks.worker.protocol import WorkerSpec
 
 _SHOWN_CHARS = 600
@@ -92,6 +92,7 @@ def model_of(spec: WorkerSpec) -> torch.nn.Module:
     request = spec.request
     plan: MemoryPlan = spec.default_plan
     model = build_model(request.model, request.data.sequence_length, request.training.seed, spec.dtype, plan.activation_checkpointing)
+    switch_back_and_forth(model)
     return trainable_of(request).choose(model).train()
 
 

@@ -24,7 +24,7 @@ from mem_core.runtime.deepspeed.objective import ModelOutput
 from mem_core.runtime.deepspeed.one_rank import leave_out_sums_of_one, leave_out_what_ranks_need
 from mem_core.runtime.deepspeed.snapshot import CollectingCheckpointEngine
 from mem_core.runtime.deepspeed.trainable import BASE_KEY, EVERY_PARAMETER, Trainable, refuse_other_base, weights_digest
-from mem_core.runtime.models.build import recompute_activations
+from mem_core.runtime.models.build import recompute_activations, switch_back_and_forth
 from mem_core.runtime.ranks.place import RankPlace
 from mem_core.runtime.ranks.worker.protocol import WorkerSpec
 
@@ -131,7 +131,11 @@ class Engine:
 
     def use_compiled(self, spec: WorkerSpec) -> None:
         """From now on `summed_loss` is compiled. Raises EnvironmentUnfit: this process was not born with what that needs."""
+        switch_back_and_forth(self.raw.module)
+        planned = self._checkpointing  # the plan of now may recompute activations, what was compiled follows the first one
+        self.set_activation_checkpointing(spec.default_plan.activation_checkpointing)
         make_ready(self.raw.module, spec)
+        self.set_activation_checkpointing(planned)
         take_over(self.raw.module)
         self.compiled = True
 

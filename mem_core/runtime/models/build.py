@@ -262,7 +262,13 @@ def _ready(module: Any, dtype: str, activation_checkpointing: bool) -> "torch.nn
 
 
 def recompute_activations(module: Any, wanted: bool = True) -> None:
-    """Recompute activations in the backward pass from now on, or keep them. Older releases of transformers call it by another name."""
+    """Recompute activations in the backward pass from now on, or keep them. Older releases of transformers call it by another name.
+
+    Transformers hangs a hook on the embedding each time and takes none away: it is taken away here, or a model that is switched to and
+    fro would collect them.
+    """
+    if hasattr(module, "disable_input_require_grads"):
+        module.disable_input_require_grads()
     words = "activation" if hasattr(module, "activation_checkpointing_enable") else "gradient"
     getattr(module, f"{words}_checkpointing_{'enable' if wanted else 'disable'}")()
 
@@ -271,6 +277,14 @@ def recomputes_activations(module: Any) -> bool:
     """Whether it does; False for a module that cannot."""
     newer = getattr(module, "is_activation_checkpointing", None)
     return bool(getattr(module, "is_gradient_checkpointing", False) if newer is None else newer)
+
+
+def switch_back_and_forth(module: Any) -> None:
+    """Leave the switch as it is, and every layer as one that has been switched: a layer that never was is another thing to a compiler."""
+    if getattr(module, "supports_gradient_checkpointing", False):
+        before = recomputes_activations(module)
+        recompute_activations(module, not before)
+        recompute_activations(module, before)
 
 
 def _check_state(expected: Mapping[str, tuple[int, ...]], state: Mapping[str, "torch.Tensor"]) -> None:
