@@ -3,6 +3,7 @@
 import contextlib
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
