@@ -1,9 +1,9 @@
 """Steps/s of a MEM run of a million steps ÷ loops that people write by hand with DeepSpeed and with the Trainer, eager and compiled.
 
-All sides stay alive, each in a process of its own, and take turns in blocks of some hundred steps, in the order A B B A: MEM trains two
-segments, every partner has done one block before and one after them. MEM's block is a whole segment of `mem train` with default
-checkpointing and validation, until its checkpoint is validated; only then a partner begins. Partners have the same model, rows,
-micro-batch, clipping, optimizer kernel and threads, and save nothing. Medians and spread of the pairs' ratios are printed.
+All sides stay alive, each in a process of its own, and take turns: a partner's block of steps, two segments of MEM, a partner's block, and
+so on. MEM's turn is two segments of `mem train` with default checkpointing and validation, until both checkpoints are proven and nothing
+of it is at work; only then a partner begins. Each turn of MEM is held against the mean of the blocks before and after it. Partners have the
+same model, rows, micro-batch, clipping, optimizer kernel and threads, and save nothing. Medians and spread of the ratios are printed.
 
 A run of a million steps is compiled by the rule of `model.compile: auto`; `--set model.compile=off` measures eager against eager.
 The Trainer's parts need `accelerate`, and say so where it is missing.
@@ -95,7 +95,7 @@ class Partner:
 
 @dataclass
 class Turns:
-    """Called before each segment of MEM's run."""
+    """Called before each segment of MEM's run. Rates are in steps/s."""
 
     arguments: argparse.Namespace
     partners: dict[str, Partner] = field(default_factory=dict[str, Partner])
@@ -105,21 +105,21 @@ class Turns:
     _at_step: int = 0
 
     def __call__(self, session: Any, segment: Any) -> None:
-        """End MEM's block when its checkpoint is proven; let the others have theirs after every second one."""
-        number, folder = segment.segment_index, session.attempt.state.folder
-        if number > 0:
-            step = segment.from_step
-            wait_validated(folder, step)
-            if number > self.arguments.warm_up:
-                self.ours.append((step - self._at_step) / (time.perf_counter() - self._began_s))
-            self._at_step = step
-            if number == self.arguments.warm_up:
-                self._start(folder)
-            if number >= self.arguments.warm_up and (number - self.arguments.warm_up) % 2 == 0:
-                self._others(blocks=1 if number == self.arguments.warm_up else 2)
+        """End MEM's turn when its checkpoints are proven; then the others have theirs."""
+        measured = segment.segment_index - self.arguments.warm_up
+        if measured < 0 or measured % 2:
+            return
+        step, folder = segment.from_step, session.attempt.state.folder
+        wait_validated(folder, step)
+        if measured:
+            self.ours.append((step - self._at_step) / (time.perf_counter() - self._began_s))
+        else:
+            self._start(folder)
+        for name, partner in self.partners.items():
+            self.theirs[name].append(self.arguments.block_steps / partner.block_s())
         if len(self.ours) >= self.arguments.pairs:
             raise Enough
-        self._began_s = time.perf_counter()
+        self._at_step, self._began_s = step, time.perf_counter()
 
     def _start(self, folder: Path) -> None:
         for name in self.arguments.partners:
@@ -127,11 +127,6 @@ class Turns:
             self.theirs[name] = []
             for _ in range(2):
                 self.partners[name].block_s()  # imports, compiling and the first steps are nobody's block
-
-    def _others(self, blocks: int) -> None:
-        for _ in range(blocks):
-            for name, partner in self.partners.items():
-                self.theirs[name].append(partner.block_s())
 
     def close(self) -> None:
         """End all partners."""
@@ -150,7 +145,7 @@ def wait_validated(folder: Path, step: int) -> None:
 def main() -> None:
     """Measure in turns; print medians and the ratio of each pair."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=10, help="an even number")
+    parser.add_argument("--pairs", type=int, default=9, help="turns of MEM that are held against the blocks around them")
     parser.add_argument("--warm-up", type=int, default=2, help="segments before the first pair")
     parser.add_argument("--steps", type=int, default=1_000_000, help="of the run, which is left when all pairs are measured")
     parser.add_argument("--block-steps", type=int, default=1000, help="of a partner; MEM's are its segments: of as many, if not more")
@@ -180,13 +175,12 @@ def main() -> None:
 
 
 def tell(turns: Turns, *, compiled: bool) -> None:
-    """Rates and the ratios of neighbours."""
-    steps = turns.arguments.block_steps
+    """Rates, and the ratio of each turn to the blocks around it."""
     size = f"{turns.arguments.rows} x {turns.arguments.length} tokens"
     print(f"MEM ({size}, {'compiled' if compiled else 'eager'}): {spread(turns.ours, 1)} steps/s")
     for name, blocks in turns.theirs.items():
-        ratios = [ours * theirs / steps for ours, theirs in zip(turns.ours, blocks, strict=False)]
-        print(f"{name}: {spread([steps / each for each in blocks], 1)} steps/s; MEM ÷ it {spread(ratios)}")
+        ratios = [2 * ours / (before + after) for ours, before, after in zip(turns.ours, blocks, blocks[1:], strict=False)]
+        print(f"{name}: {spread(blocks, 1)} steps/s; MEM ÷ it {spread(ratios)}")
 
 
 if __name__ == "__main__":
