@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -19,9 +18,10 @@ def stop_run(folder: Path, wait_s: float) -> int:
     if not lease.holder_alive(time.time()):
         print(f"nobody holds {lease.run_id}", file=sys.stderr)
         return 0
-    if lease.host != socket.gethostname():  # here that number belongs to somebody else
+    if not lease.is_from_here():  # here that number belongs to somebody else
         raise RunHeld(
-            f"process {lease.pid} on {lease.host} holds {lease.run_id}", remedy=f"Give the command on {lease.host}, or wait for it."
+            f"process {lease.pid} on {lease.host} holds {lease.run_id}, where pids are others than here",
+            remedy=f"Give the command where it runs (another machine, container or boot of {lease.host}), or wait for it.",
         )
     try:
         os.kill(lease.pid, signal.SIGTERM)

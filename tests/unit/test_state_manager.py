@@ -16,7 +16,7 @@ from mem_core.core.run.lease import Lease, LeaseFile, own_lease_path, read_lease
 from mem_core.core.run.state_manager import StateManager, read_journal
 from mem_core.domain.errors import RunHeld, StoreUnavailable
 from mem_core.domain.events import GENESIS_SHA256, Noted
-from mem_core.infrastructure.machine.process_facts import boot_id, start_ticks
+from mem_core.infrastructure.machine.process_facts import boot_id, pid_namespace, start_ticks
 from mem_core.infrastructure.storage.presence import Patience
 from mem_core.infrastructure.storage.whole_file import write_atomically
 
@@ -74,13 +74,30 @@ def lease(**changes: object) -> Lease:
         ({"released": True}, 50.0, False),
         ({"start_ticks": 1}, 50.0, False),
         ({"pid": 2**22 + 1}, 50.0, False),
-        ({"boot_id": "another boot"}, 50.0, False),
+        ({"boot_id": "another boot"}, 50.0, True),
+        ({"boot_id": "another boot"}, 101.0, False),
+        ({"pid_namespace": pid_namespace(), "pid": 2**22 + 1}, 50.0, False),
+        ({"pid_namespace": "pid:[1]", "pid": 2**22 + 1}, 50.0, True),
+        ({"pid_namespace": "pid:[1]"}, 101.0, False),
         ({"host": "elsewhere", "pid": 2**22 + 1}, 50.0, True),
         ({"host": "elsewhere", "boot_id": "another"}, 101.0, False),
     ],
-    ids=["alive", "expired", "released", "pid reused", "no such pid", "rebooted", "elsewhere", "elsewhere, expired"],
+    ids=[
+        "alive",
+        "expired",
+        "released",
+        "pid reused",
+        "no such pid",
+        "the same name, another boot",
+        "rebooted",
+        "no such pid here",
+        "another container",
+        "another container, expired",
+        "elsewhere",
+        "elsewhere, expired",
+    ],
 )
-def test_a_holder_lives_by_pid_start_time_and_boot_here_and_by_the_clock_elsewhere(
+def test_a_holder_lives_by_pid_and_start_time_where_pids_are_shared_and_by_the_clock_elsewhere(
     changes: dict[str, object], now_s: float, alive: bool
 ) -> None:
     assert lease(**changes).holder_alive(now_s) is alive

@@ -1,6 +1,5 @@
 """Who holds a run folder by its lease, as the doctor sees it."""
 
-import os
 import time
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from mem_core.domain.environment import HolderObservation
 def observe_holder(run_folder: Path) -> HolderObservation | None:
     """Who else holds the run by its lease; None when nobody does, or this process itself."""
     lease = read_lease(run_folder)
-    if lease is None or lease.released or lease.pid == os.getpid():
+    if lease is None or lease.released or lease.is_own():
         return None
     now = time.time()
     return HolderObservation(

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from mem_core.domain.errors import RunHeld, StoreUnavailable
 from mem_core.domain.units import Value
-from mem_core.infrastructure.machine.process_facts import boot_id, start_ticks
+from mem_core.infrastructure.machine.process_facts import boot_id, pid_namespace, start_ticks
 from mem_core.infrastructure.storage.journal_file import attempt_files
 from mem_core.infrastructure.storage.reading import RECORD_LIMIT_BYTES, read_json, read_regular_text
 from mem_core.infrastructure.storage.whole_file import write_atomically
@@ -29,7 +29,7 @@ LEASE_NAME = "lease.json"
 
 
 class Lease(Value):
-    """Who holds a run. On one machine pid, start time and boot id name the holder for certain."""
+    """Who holds a run. Where the same pids are seen, pid and start time name the holder for certain."""
 
     run_id: str
     attempt: int = Field(ge=1)
@@ -40,14 +40,27 @@ class Lease(Value):
     since_unix_s: float
     expires_unix_s: float
     released: bool = False
+    pid_namespace: str = Field(default="", description="In which its pid counts; empty in leases of older versions.")
+
+    def is_from_here(self) -> bool:
+        """Whether its pid can be looked up by this process. A host's name says little: machines made from one image share it, and a
+        machine of another boot is another one until the contrary is known. Containers of one host share the boot, and not the pids."""
+        same_pids = self.pid_namespace in ("", pid_namespace())
+        return self.host == socket.gethostname() and self.boot_id == boot_id() and same_pids
+
+    def is_own(self) -> bool:
+        """Whether this process holds it."""
+        return self.is_from_here() and self.pid == os.getpid()
 
     def holder_alive(self, now_unix_s: float) -> bool:
-        """Whether the holder may still write: certain on this machine, by the lease time elsewhere."""
+        """Whether the holder may still write: certain where its pid can be looked up, by the lease time elsewhere.
+
+        After a reboot too the lease time decides: what looks like this machine rebooted may be another one of the same name that lives,
+        and half a minute is over before a machine has come up.
+        """
         if self.released:
             return False
-        if self.host == socket.gethostname() and self.boot_id == boot_id() and start_ticks(self.pid) != self.start_ticks:
-            return False
-        if self.host == socket.gethostname() and self.boot_id != boot_id():
+        if self.is_from_here() and start_ticks(self.pid) != self.start_ticks:
             return False
         return now_unix_s < self.expires_unix_s
 
@@ -104,6 +117,7 @@ class LeaseFile:
         return Lease(
             run_id=self._run_id, attempt=self._attempt, pid=pid, start_ticks=start_ticks(pid) or 0, boot_id=boot_id(),
             host=socket.gethostname(), since_unix_s=self._since_unix_s, expires_unix_s=self._clock() + lease_s, released=released,
+            pid_namespace=pid_namespace(),
         )  # fmt: skip
 
 

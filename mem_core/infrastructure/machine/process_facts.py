@@ -69,6 +69,14 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
+def pid_namespace() -> str:
+    """Identity of the namespace that this process's pid counts in, such as `pid:[4026531836]`; empty where the system tells none."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
 def tail(path: Path, num_lines: int, max_bytes: int = 16_384) -> tuple[str, ...]:
     """The last lines of a log; empty when there is none."""
     try:
